@@ -1,0 +1,23 @@
+// What this process may use of the machine: cores and memory, as its affinity mask and cgroup allow.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace comoe::base {
+
+struct HostMemory {
+  std::uint64_t limit_bytes = 0;      // the cgroup's limit, or all memory of the machine
+  std::uint64_t available_bytes = 0;  // what can be had now: the lesser of MemAvailable and limit - usage
+  std::string source;                 // "cgroup v2", "cgroup v1" or "/proc/meminfo"
+};
+
+HostMemory ReadHostMemory();
+// Resident set of this process, and its highest value so far.
+std::uint64_t ResidentBytes();
+std::uint64_t PeakResidentBytes();
+
+}  // namespace comoe::base
