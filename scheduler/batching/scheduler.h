@@ -1,0 +1,58 @@
+// Admits requests, decides what each step of the engine computes, and tells every request's owner what came of it.
+//
+// One thread of its own (the engine thread) is the only one that touches the engine, the sequence table and the KV
+// block manager. Submit, Cancel and the rest are thread-safe and only put a message in its mailbox.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "engine/api/engine.h"
+#include "engine/base/metrics_sink.h"
+#include "scheduler/batching/request.h"
+
+namespace comoe::batching {
+
+struct SchedulerOptions {
+  std::int64_t max_waiting_requests = 256;
+  std::int64_t max_batch_tokens = 512;  // rows of a step; capped by the engine's
+  std::int64_t max_sequences = 1;       // running at once; today requests run one after another
+};
+
+// What is going on, for health, GetLoads and metrics.
+struct LoadSnapshot {
+  std::int64_t running = 0;
+  std::int64_t waiting = 0;
+  std::int64_t used_blocks = 0;
+  std::int64_t total_blocks = 0;
+  absl::Time last_progress = absl::InfinitePast();  // the engine thread's heartbeat
+};
+
+class Scheduler {
+ public:
+  virtual ~Scheduler() = default;
+
+  // Queues a request whose fields are valid for the model. Refuses (and never calls the observer):
+  // INVALID_ARGUMENT it can never fit, ALREADY_EXISTS the id is in flight, RESOURCE_EXHAUSTED the queue is full,
+  // UNAVAILABLE draining, DEADLINE_EXCEEDED the deadline has passed.
+  virtual absl::Status Submit(Request request, std::shared_ptr<RequestObserver> observer) = 0;
+  // Ends the request with kAborted, wherever it is. False if no such request is in flight. Idempotent.
+  virtual bool Cancel(absl::string_view request_id) = 0;
+  virtual LoadSnapshot load() const = 0;
+
+  // Refuses new requests from now on and ends the waiting ones (kDraining, UNAVAILABLE).
+  virtual void BeginDrain() = 0;
+  // Blocks until nothing is in flight or the time has come, then ends what is left (kDraining) and stops the
+  // thread. True if everything had finished by itself. Implies BeginDrain.
+  virtual bool Stop(absl::Time until) = 0;
+};
+
+// `engine` and `metrics` outlive the scheduler.
+std::unique_ptr<Scheduler> MakeScheduler(api::Engine& engine, const SchedulerOptions& options,
+                                         base::MetricsSink& metrics);
+
+}  // namespace comoe::batching
