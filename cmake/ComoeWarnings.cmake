@@ -15,3 +15,9 @@ elseif(COMOE_SANITIZE STREQUAL "thread")
 elseif(NOT COMOE_SANITIZE STREQUAL "")
   message(FATAL_ERROR "COMOE_SANITIZE is '${COMOE_SANITIZE}': empty, address or thread")
 endif()
+
+# A fuzzer steers by the coverage of what it tests, so that is instrumented too, not the fuzzer's own file alone.
+if(COMOE_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+  add_link_options(-fsanitize=fuzzer-no-link)
+endif()

@@ -1,4 +1,5 @@
-// Named tensors of a checkpoint, wherever they come from: safetensors files, a widened view of another source.
+// Named tensors of a checkpoint, wherever they come from: safetensors files, a widened view of another
+// source.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,8 @@ namespace comoe::checkpoint {
 struct TensorInfo {
   std::string name;
   tensor::DType dtype = tensor::DType::kBf16;
+  std::string stored_dtype;         // as the file spells it: "BF16", "F8_E4M3", ...
+  bool readable = true;             // false: stored_dtype is none of tensor::DType; Read refuses it
   std::vector<std::int64_t> shape;  // every dimension checked: product * bytes fits in memory
   std::uint64_t bytes = 0;
   std::string file;  // for messages
@@ -36,13 +39,14 @@ class TensorSource {
   virtual std::vector<std::string> Names() const = 0;  // sorted
   // nullptr when there is no such tensor.
   virtual const TensorInfo* Find(absl::string_view name) const = 0;
+  // UNIMPLEMENTED when it is not readable.
   virtual absl::StatusOr<TensorData> Read(const TensorInfo& info) const = 0;
   // The bytes of this tensor will not be read again soon: mapped pages may be dropped.
   virtual void Release(const TensorInfo& info) const = 0;
 };
 
-// Opens DIR/model.safetensors, or the shards of DIR/model.safetensors.index.json. Everything in the headers is
-// checked before use; INVALID_ARGUMENT names file and field.
+// Opens DIR/model.safetensors, or the shards of DIR/model.safetensors.index.json. Everything in the headers
+// is checked before use; INVALID_ARGUMENT names file and field.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenSafetensors(const std::string& directory);
 
 }  // namespace comoe::checkpoint

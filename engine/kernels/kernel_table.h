@@ -1,5 +1,6 @@
-// Which implementation of each operation a model runs: obvious loops (the judge), or the fastest for a device.
-// A plain table of functions, chosen once and passed on; it can be printed, and one entry can be swapped.
+// Which implementation of each operation a model runs: obvious loops (the judge), or the fastest for a
+// device. A plain table of functions, chosen once and passed on; it can be printed, and one entry can be
+// swapped.
 //
 // The entries take arguments that the checked functions of the op headers have validated: call those.
 #pragma once
@@ -23,6 +24,7 @@ struct ExpertFfnArgs;
 struct MoeCombineArgs;
 struct SwiGluArgs;
 struct AddArgs;
+struct ClampArgs;
 
 struct KernelTable {
   const char* name = "";  // "ref", "cpu/AVX3", ...
@@ -37,6 +39,7 @@ struct KernelTable {
   absl::Status (*moe_combine)(const MoeCombineArgs&, device::Stream&) = nullptr;
   absl::Status (*swiglu)(const SwiGluArgs&, device::Stream&) = nullptr;
   absl::Status (*add)(const AddArgs&, device::Stream&) = nullptr;
+  absl::Status (*clamp)(const ClampArgs&, device::Stream&) = nullptr;
 };
 
 // Plain loops on one thread, float32 accumulation.

@@ -16,13 +16,13 @@
 namespace comoe::batching {
 
 struct StopConditions {
-  std::int64_t max_tokens = 1;                      // at least 1
-  std::vector<base::TokenId> stop_token_ids;        // besides the model's EOS tokens
+  std::int64_t max_tokens = 1;                // at least 1
+  std::vector<base::TokenId> stop_token_ids;  // besides the model's EOS tokens
   bool ignore_eos = false;
 };
 
 struct Request {
-  std::string id;  // unique among those in flight
+  std::string id;                     // unique among those in flight
   std::vector<base::TokenId> prompt;  // at least one
   api::SamplingParams sampling;
   StopConditions stop;
@@ -68,9 +68,9 @@ struct RequestOutcome {
   absl::Status status;  // OK unless kError, kDeadline, kDraining
 };
 
-// Hears about one request. Called on the scheduler's thread, never under its lock, in this order: OnStarted once,
-// OnTokens any number of times, OnFinished exactly once (without OnStarted if it never ran), nothing after it.
-// Implementations hand over to other threads: they neither block nor call gRPC.
+// Hears about one request. Called on the scheduler's thread, never under its lock, in this order: OnStarted
+// once, OnTokens any number of times, OnFinished exactly once (without OnStarted if it never ran), nothing
+// after it. Implementations hand over to other threads: they neither block nor call gRPC.
 class RequestObserver {
  public:
   virtual ~RequestObserver() = default;

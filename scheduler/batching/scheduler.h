@@ -1,10 +1,12 @@
-// Admits requests, decides what each step of the engine computes, and tells every request's owner what came of it.
+// Admits requests, decides what each step of the engine computes, and tells every request's owner what came
+// of it.
 //
-// One thread of its own (the engine thread) is the only one that touches the engine, the sequence table and the KV
-// block manager. Submit, Cancel and the rest are thread-safe and only put a message in its mailbox.
+// One thread of its own (the engine thread) is the only one that touches the engine, the sequence table and
+// the KV block manager. Submit, Cancel and the rest are thread-safe and only put a message in its mailbox.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,10 +19,12 @@
 
 namespace comoe::batching {
 
+// Numbers below 1 count as 1.
 struct SchedulerOptions {
   std::int64_t max_waiting_requests = 256;
   std::int64_t max_batch_tokens = 512;  // rows of a step; capped by the engine's
   std::int64_t max_sequences = 1;       // running at once; today requests run one after another
+  std::function<absl::Time()> now;      // thread-safe; absl::Now if empty. Tests set a clock of their own.
 };
 
 // What is going on, for health, GetLoads and metrics.
@@ -29,7 +33,8 @@ struct LoadSnapshot {
   std::int64_t waiting = 0;
   std::int64_t used_blocks = 0;
   std::int64_t total_blocks = 0;
-  absl::Time last_progress = absl::InfinitePast();  // the engine thread's heartbeat
+  // The engine thread's heartbeat: between steps, and every few seconds while idle. Old: a step hangs.
+  absl::Time last_progress = absl::InfinitePast();
 };
 
 class Scheduler {
@@ -37,8 +42,8 @@ class Scheduler {
   virtual ~Scheduler() = default;
 
   // Queues a request whose fields are valid for the model. Refuses (and never calls the observer):
-  // INVALID_ARGUMENT it can never fit, ALREADY_EXISTS the id is in flight, RESOURCE_EXHAUSTED the queue is full,
-  // UNAVAILABLE draining, DEADLINE_EXCEEDED the deadline has passed.
+  // INVALID_ARGUMENT it can never fit, ALREADY_EXISTS the id is in flight, RESOURCE_EXHAUSTED the queue is
+  // full, UNAVAILABLE draining, DEADLINE_EXCEEDED the deadline has passed.
   virtual absl::Status Submit(Request request, std::shared_ptr<RequestObserver> observer) = 0;
   // Ends the request with kAborted, wherever it is. False if no such request is in flight. Idempotent.
   virtual bool Cancel(absl::string_view request_id) = 0;
@@ -47,11 +52,13 @@ class Scheduler {
   // Refuses new requests from now on and ends the waiting ones (kDraining, UNAVAILABLE).
   virtual void BeginDrain() = 0;
   // Blocks until nothing is in flight or the time has come, then ends what is left (kDraining) and stops the
-  // thread. True if everything had finished by itself. Implies BeginDrain.
+  // thread. A step under way is waited for. True if everything had finished by itself. Implies BeginDrain.
+  // Not to be called by an observer.
   virtual bool Stop(absl::Time until) = 0;
 };
 
-// `engine` and `metrics` outlive the scheduler.
+// `engine` and `metrics` outlive the scheduler; from here on only its thread calls `engine`. Destroying the
+// scheduler stops it at once.
 std::unique_ptr<Scheduler> MakeScheduler(api::Engine& engine, const SchedulerOptions& options,
                                          base::MetricsSink& metrics);
 

@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
+// Named, because GCC 12 takes the empty state of a lambda in an AnyInvocable for uninitialised.
+void FreeBytes(std::byte* data) { std::free(data); }
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int num_threads) : pool_(num_threads, "comoe-compute") {}
@@ -44,7 +47,7 @@ class CpuDevice final : public Device {
     if (large) {
       ::madvise(data, bytes, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong
     }
-    return Buffer(static_cast<std::byte*>(data), bytes, kind, [](std::byte* p) { std::free(p); });
+    return Buffer(static_cast<std::byte*>(data), bytes, kind, &FreeBytes);
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view /*name*/) override {

@@ -1,0 +1,63 @@
+// The flags that choose a model, a device and their memory, shared by every subcommand that runs one, and the
+// object graph built from them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/api/engine.h"
+#include "engine/api/expert_director.h"
+#include "engine/base/host.h"
+#include "engine/checkpoint/memory_plan.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace comoe::cli {
+
+struct EngineOptions {
+  std::string model;                    // a checkpoint folder
+  std::string device = "cpu";           // cpu | emulated | cuda
+  std::string policy = "resident";
+  int threads = 0;                      // 0: as many as affinity and cgroup allow
+  std::string kv_bytes;                 // "": from context and sequences
+  std::string expert_cache_bytes;       // "": not set
+  std::string pinned_bytes;             // "": not set
+  double expert_cache_fraction = -1.0;  // < 0: not set
+  std::string host_lane;                // "", on, off
+  std::string widen;                    // "H,I": widen in memory while loading
+  std::string kernels = "best";         // best | ref
+  std::int64_t max_batch_tokens = 512;
+  std::int64_t max_sequences = 1;
+  bool quiet = false;                   // no progress lines
+  // Hears every layer's routing on the engine thread; not a flag.
+  std::function<void(const api::RoutingObservation&)> routing_observer;
+};
+
+// --model --device --policy --threads --kv-bytes --expert-cache-fraction | --expert-cache-bytes --pinned-bytes
+// --host-lane --widen --kernels --max-batch-tokens --max-sequences --quiet
+void AddEngineFlags(CLI::App& app, EngineOptions& options);
+
+// --kv-bytes, or by default one whole context for each sequence, but at most half of what the weights leave.
+absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkpoint::ModelConfig& config,
+                                      const checkpoint::MemoryPlan& plan, const base::HostMemory& host);
+
+// A loaded model, ready to step, and all it needs. Destroyed as a whole.
+class EngineBundle {
+ public:
+  virtual ~EngineBundle() = default;
+  virtual api::Engine& engine() = 0;
+  // nullptr when the folder has no tokenizer.json.
+  virtual const tokenizer::Tokenizer* tokenizer() const = 0;
+  virtual absl::string_view device_description() const = 0;
+  virtual double load_seconds() const = 0;
+};
+
+// Checks memory before it loads, and shows progress on stderr. Errors say what, where and what to do.
+absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& options);
+
+}  // namespace comoe::cli

@@ -1,0 +1,36 @@
+#include "cli/grpc_log.h"
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
+#include "grpc/support/log.h"
+
+namespace comoe::cli {
+namespace {
+
+void LogForGrpc(gpr_log_func_args* args) {
+  const bool error = args->severity == GPR_LOG_SEVERITY_ERROR;
+  base::Log(error ? base::LogLevel::kWarning : base::LogLevel::kDebug, "grpc", args->message);
+}
+
+}  // namespace
+
+absl::Status SetLogLevelByName(absl::string_view name) {
+  using base::LogLevel;
+  if (name == "debug") {
+    base::SetLogLevel(LogLevel::kDebug);
+  } else if (name == "info") {
+    base::SetLogLevel(LogLevel::kInfo);
+  } else if (name == "warning") {
+    base::SetLogLevel(LogLevel::kWarning);
+  } else if (name == "error") {
+    base::SetLogLevel(LogLevel::kError);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("log-level is '", name, "': it is debug, info, warning or error"));
+  }
+  return absl::OkStatus();
+}
+
+void RouteGrpcLog() { gpr_set_log_function(&LogForGrpc); }
+
+}  // namespace comoe::cli

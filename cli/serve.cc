@@ -1,0 +1,211 @@
+// `comoe serve`: wires engine, scheduler and server together, and ends them in order on SIGTERM or SIGINT.
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "cli/command.h"
+#include "cli/engine_options.h"
+#include "cli/grpc_log.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "scheduler/batching/scheduler.h"
+#include "server/config.h"
+#include "server/metrics_exporter.h"
+#include "server/server.h"
+
+namespace comoe::cli {
+namespace {
+
+struct ServeOptions {
+  EngineOptions engine;
+  server::ServerConfig server;
+  double drain_timeout_s = 10;
+  double stream_stall_timeout_s = 30;
+  std::string log_level = "info";
+};
+
+// SIGTERM and SIGINT as something to poll. The signals are blocked from here on, in every thread started later.
+class StopSignals {
+ public:
+  static absl::StatusOr<std::unique_ptr<StopSignals>> Take() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    const int fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (fd < 0) {
+      return absl::ErrnoToStatus(errno, "signalfd");
+    }
+    return std::unique_ptr<StopSignals>(new StopSignals(fd));
+  }
+  ~StopSignals() { close(fd_); }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  int fd() const { return fd_; }
+  // True if one came since the last call.
+  bool Came() {
+    signalfd_siginfo info = {};
+    return read(fd_, &info, sizeof(info)) == sizeof(info);
+  }
+
+ private:
+  explicit StopSignals(int fd) : fd_(fd) {}
+  const int fd_;
+};
+
+// Waits until one of both can be read; `other` may be -1.
+void Poll(int signals, int other, absl::Duration timeout) {
+  pollfd fds[2] = {{signals, POLLIN, 0}, {other, POLLIN, 0}};
+  const int ms = timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(absl::ToInt64Milliseconds(timeout));
+  poll(fds, other < 0 ? 1 : 2, ms);
+}
+
+// What lives between start and stop, torn down from the bottom up: the server first, whose RPCs use the rest.
+struct Service {
+  server::MetricsExporter metrics;
+  std::unique_ptr<EngineBundle> engine;
+  std::unique_ptr<batching::Scheduler> scheduler;
+  std::unique_ptr<server::Server> server;
+};
+
+absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
+  COMOE_ASSIGN_OR_RETURN(service->engine, LoadEngine(options.engine));
+  api::Engine& engine = service->engine->engine();
+  server::Backend backend;
+  backend.model = engine.model_info();
+  backend.max_positions = engine.capacity().max_positions;
+  backend.tokenizer = service->engine->tokenizer();
+  backend.device = std::string(service->engine->device_description());
+  backend.load_seconds = service->engine->load_seconds();
+  // From here on the engine belongs to the scheduler's thread.
+  service->scheduler = batching::MakeScheduler(engine, options.server.scheduler, service->metrics);
+  backend.scheduler = service->scheduler.get();
+  const std::string model = backend.model.name;
+  COMOE_RETURN_IF_ERROR(service->server->Serve(std::move(backend)));
+  absl::PrintF("serving %s on %s\n", model, service->server->address());
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+// Lets running requests finish until the timeout, or until a second signal is impatient.
+void Drain(const ServeOptions& options, StopSignals& signals, server::Server& server) {
+  constexpr absl::Duration kLook = absl::Milliseconds(100);
+  const absl::Duration timeout = options.server.drain_timeout;
+  base::Logf(base::LogLevel::kInfo, "serve", "stopping: running requests have %s to finish",
+             absl::FormatDuration(timeout));
+  server.BeginDrain();
+  const absl::Time until = absl::Now() + timeout;
+  while (absl::Now() < until && !server.WaitUntilIdle(std::min(until, absl::Now() + kLook))) {
+    if (signals.Came()) {
+      base::Log(base::LogLevel::kInfo, "serve", "second signal: running requests are ended now");
+      break;
+    }
+  }
+  server.Shutdown();
+}
+
+absl::Status Serve(ServeOptions options) {
+  options.server.scheduler.max_batch_tokens = options.engine.max_batch_tokens;
+  options.server.scheduler.max_sequences = options.engine.max_sequences;
+  options.server.drain_timeout = absl::Seconds(options.drain_timeout_s);
+  options.server.limits.stream_stall_timeout = absl::Seconds(options.stream_stall_timeout_s);
+  COMOE_RETURN_IF_ERROR(SetLogLevelByName(options.log_level));
+  RouteGrpcLog();
+  COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<StopSignals> signals, StopSignals::Take());
+
+  Service service;
+  if (!options.server.metrics_listen.empty()) {
+    COMOE_RETURN_IF_ERROR(service.metrics.Listen(options.server.metrics_listen));
+    base::Logf(base::LogLevel::kInfo, "serve", "metrics on http://%s/metrics", service.metrics.address());
+  }
+  COMOE_ASSIGN_OR_RETURN(service.server, server::Server::Start(options.server, service.metrics));
+  base::Logf(base::LogLevel::kInfo, "serve", "listening on %s; loading %s", service.server->address(),
+             options.engine.model);
+
+  // Loading has its own thread, so that a signal is heard meanwhile.
+  const int loaded = eventfd(0, EFD_CLOEXEC);
+  absl::Status load_status;
+  std::atomic<bool> load_done{false};
+  std::thread loader([&] {
+    load_status = LoadAndServe(options, &service);
+    load_done.store(true, std::memory_order_release);
+    const std::uint64_t one = 1;
+    while (write(loaded, &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  });
+  bool stop = false;
+  while (!stop && !load_done.load(std::memory_order_acquire)) {
+    Poll(signals->fd(), loaded, absl::InfiniteDuration());
+    stop = signals->Came();
+  }
+  if (stop && !load_done.load(std::memory_order_acquire)) {
+    // A load cannot be called off half-way; nothing of it needs an orderly end.
+    base::Log(base::LogLevel::kInfo, "serve", "stopped while the model was loading");
+    std::fflush(nullptr);
+    _exit(0);
+  }
+  loader.join();
+  close(loaded);
+  COMOE_RETURN_IF_ERROR(load_status);
+  while (!stop) {
+    Poll(signals->fd(), -1, absl::InfiniteDuration());
+    stop = signals->Came();
+  }
+  Drain(options, *signals, *service.server);
+  service.server.reset();
+  base::Log(base::LogLevel::kInfo, "serve", "stopped");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddServeCommand(CLI::App& app, absl::Status& result) {
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over gRPC");
+  const auto options = std::make_shared<ServeOptions>();
+  AddEngineFlags(*command, options->engine);
+  server::ServerConfig& config = options->server;
+  command->add_option("--listen", config.listen, "gRPC address, HOST:PORT; port 0 is any free one")
+      ->capture_default_str();
+  command->add_option("--metrics-listen", config.metrics_listen, "Prometheus address, HOST:PORT; \"\" for none")
+      ->capture_default_str();
+  command
+      ->add_option("--max-waiting", config.scheduler.max_waiting_requests,
+                   "Requests that may wait; one more is refused")
+      ->capture_default_str();
+  command
+      ->add_option("--default-max-tokens", config.limits.default_max_tokens,
+                   "Longest completion of a request that names no limit, in tokens")
+      ->capture_default_str();
+  command->add_option("--drain-timeout", options->drain_timeout_s, "Seconds running requests get on SIGTERM")
+      ->capture_default_str();
+  command
+      ->add_option("--stream-stall-timeout", options->stream_stall_timeout_s,
+                   "Seconds after which a stream that nobody reads is ended")
+      ->capture_default_str();
+  command->add_option("--tokenizer-threads", config.tokenizer_threads, "Threads that tokenise prompts")
+      ->capture_default_str();
+  command->add_option("--log-level", options->log_level, "debug, info, warning or error")->capture_default_str();
+  command->callback([options, &result] { result = Serve(*options); });
+}
+
+}  // namespace comoe::cli

@@ -1,0 +1,297 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "engine/kernels/cpu/paged_attention_cpu.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include <algorithm>
+#include <limits>
+
+#include "engine/base/ids.h"
+#include "engine/base/status_macros.h"
+#include "engine/kernels/cpu/parallel.h"
+#include "engine/kernels/cpu/simd-inl.h"
+#include "engine/kernels/cpu/targets.h"
+#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/paged_attention.h"
+#include "engine/tensor/kv_layout.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace comoe::kernels::HWY_NAMESPACE {
+namespace {
+
+constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
+static_assert(kBlock == 16, "the positions of a block are one group of vectors");
+
+// Queries that go over the blocks of one KV head together, so that a block is read once for all of them.
+constexpr int kTileQueries = 16;
+constexpr int kScoreQueries = kVecs == 1 ? 8 : kVecs == 2 ? 2 : 1;  // whose sums fit in the registers
+constexpr int kValueQueries = kVecs <= 2 ? 4 / kVecs : 1;
+
+// The state of one query head of one row.
+struct Query {
+  const float* q = nullptr;  // [P]
+  float* out = nullptr;      // [P], the weighted sum of values so far
+  std::int64_t first = 0;    // the positions that count: [first, last]
+  std::int64_t last = 0;
+  float maximum = 0;      // of the scores so far
+  float sums[kBlock];     // of the weights so far, position j in sum j % 16
+  float weights[kBlock];  // of the current block, its scores before
+  int begin = 0;          // slots of the current block that count: [begin, end)
+  int end = 0;
+};
+
+// weights[j] = q . key j of the block, over even and odd dimensions apart, for N queries.
+template <int N>
+HWY_INLINE void Scores(const float* HWY_RESTRICT keys, std::int64_t dim, Query* queries) {
+  F32Vec even[N][kVecs];
+  F32Vec odd[N][kVecs];
+  const float* q[N];
+  COMOE_UNROLL
+  for (int n = 0; n < N; ++n) {
+    q[n] = queries[n].q;
+    COMOE_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      even[n][v] = hn::Zero(F32());
+      odd[n][v] = hn::Zero(F32());
+    }
+  }
+  std::int64_t p = 0;
+  for (; p + 2 <= dim; p += 2) {
+    COMOE_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      const F32Vec key_even = LoadF32(keys + p * kBlock + v * kLanes);
+      const F32Vec key_odd = LoadF32(keys + (p + 1) * kBlock + v * kLanes);
+      COMOE_UNROLL
+      for (int n = 0; n < N; ++n) {
+        even[n][v] = hn::MulAdd(hn::Set(F32(), q[n][p]), key_even, even[n][v]);
+        odd[n][v] = hn::MulAdd(hn::Set(F32(), q[n][p + 1]), key_odd, odd[n][v]);
+      }
+    }
+  }
+  COMOE_UNROLL
+  for (int n = 0; n < N; ++n) {
+    COMOE_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      if (p < dim) {
+        even[n][v] = hn::MulAdd(hn::Set(F32(), q[n][p]), LoadF32(keys + p * kBlock + v * kLanes), even[n][v]);
+      }
+      StoreF32(hn::Add(even[n][v], odd[n][v]), queries[n].weights + v * kLanes);
+    }
+  }
+}
+
+template <int N = kScoreQueries>
+HWY_INLINE void AllScores(const float* keys, std::int64_t dim, Query* queries, int count) {
+  int done = 0;
+  for (; count - done >= N; done += N) {
+    Scores<N>(keys, dim, queries + done);
+  }
+  if constexpr (N > 1) {
+    if (done < count) {
+      AllScores<N / 2>(keys, dim, queries + done, count - done);
+    }
+  }
+}
+
+void Scale(float* values, std::int64_t n, float by) {
+  ForLanes(n, [&](auto d, std::int64_t i)
+                  HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, values + i), hn::Set(d, by)), d, values + i); });
+}
+
+// Turns the scores of the current block into weights and brings what came before to the new maximum. Slots
+// that do not count get weight 0, whatever their score.
+void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
+  const F32 d;
+  const auto slots = hn::Iota(d, 0.0F);
+  const F32Vec lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  F32Vec scores[kVecs];
+  F32Vec best = hn::Set(d, query.maximum);
+  for (int v = 0; v < kVecs; ++v) {
+    const F32Vec slot = hn::Add(slots, hn::Set(d, static_cast<float>(v * kLanes)));
+    const F32Vec score = hn::Mul(LoadF32(query.weights + v * kLanes), hn::Set(d, scale));
+    const F32Vec from =
+        hn::IfThenElse(hn::Lt(slot, hn::Set(d, static_cast<float>(query.begin))), lowest, score);
+    scores[v] = hn::IfThenElse(hn::Ge(slot, hn::Set(d, static_cast<float>(query.end))), lowest, from);
+    best = hn::Max(best, scores[v]);
+  }
+  const float maximum = hn::GetLane(hn::MaxOfLanes(d, best));
+  float keep = 1.0F;
+  if (maximum != query.maximum) {
+    keep = hn::GetLane(hn::Exp(d, hn::Set(d, query.maximum - maximum)));
+    query.maximum = maximum;
+    Scale(query.out, dim, keep);
+  }
+  for (int v = 0; v < kVecs; ++v) {
+    const F32Vec weight = hn::Exp(d, hn::Sub(scores[v], hn::Set(d, maximum)));
+    const F32Vec sum = hn::MulAdd(LoadF32(query.sums + v * kLanes), hn::Set(d, keep), weight);
+    StoreF32(weight, query.weights + v * kLanes);
+    StoreF32(sum, query.sums + v * kLanes);
+  }
+}
+
+// out += sum over slots j in [begin, end) of weights[j] * value j, in order, for N queries with the same
+// slots and V registers of dimensions.
+template <int N, int V, class D>
+HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t dim, std::int64_t at,
+                          Query* queries) {
+  constexpr std::int64_t kStep = static_cast<std::int64_t>(hn::MaxLanes(D()));
+  hn::Vec<D> sums[N][V];
+  COMOE_UNROLL
+  for (int n = 0; n < N; ++n) {
+    COMOE_UNROLL
+    for (int v = 0; v < V; ++v) {
+      sums[n][v] = hn::LoadU(d, queries[n].out + at + v * kStep);
+    }
+  }
+  const int end = queries[0].end;
+  for (int j = queries[0].begin; j < end; ++j) {
+    COMOE_UNROLL
+    for (int v = 0; v < V; ++v) {
+      const auto value = hn::LoadU(d, values + j * dim + at + v * kStep);
+      COMOE_UNROLL
+      for (int n = 0; n < N; ++n) {
+        sums[n][v] = hn::MulAdd(hn::Set(d, queries[n].weights[j]), value, sums[n][v]);
+      }
+    }
+  }
+  COMOE_UNROLL
+  for (int n = 0; n < N; ++n) {
+    COMOE_UNROLL
+    for (int v = 0; v < V; ++v) {
+      hn::StoreU(sums[n][v], d, queries[n].out + at + v * kStep);
+    }
+  }
+}
+
+template <int N>
+HWY_INLINE void AddBlock(const float* values, std::int64_t dim, Query* queries) {
+  constexpr int kWide = N == 1 ? 8 : 4;
+  std::int64_t at = 0;
+  for (; at + kWide * kLanes <= dim; at += kWide * kLanes) {
+    AddValues<N, kWide>(F32(), values, dim, at, queries);
+  }
+  for (; at + kLanes <= dim; at += kLanes) {
+    AddValues<N, 1>(F32(), values, dim, at, queries);
+  }
+  for (; at < dim; ++at) {
+    AddValues<N, 1>(One(), values, dim, at, queries);
+  }
+}
+
+// Neighbours with the same slots go together; others alone, because a value that does not count for a query
+// may be anything and must not meet its weight 0.
+void AddAllValues(const float* values, std::int64_t dim, Query* queries, int count) {
+  int n = 0;
+  while (n < count) {
+    int same = 1;
+    while (same < kValueQueries && n + same < count && queries[n + same].begin == queries[n].begin &&
+           queries[n + same].end == queries[n].end) {
+      ++same;
+    }
+    if (kValueQueries > 1 && same == kValueQueries) {
+      AddBlock<kValueQueries>(values, dim, queries + n);
+      n += kValueQueries;
+    } else {
+      AddBlock<1>(values, dim, queries + n);
+      n += 1;
+    }
+  }
+}
+
+// `count` query heads of KV head `kv_head` from number `first` on, counting all of a sequence's rows one
+// after the other.
+void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t kv_head, std::int64_t first,
+                int count) {
+  const std::int64_t dim = args.kv.layout.head_dim;
+  const std::int64_t group = args.heads / args.kv.layout.kv_heads;
+  Query queries[kTileQueries];
+  for (int n = 0; n < count; ++n) {
+    Query& query = queries[n];
+    const std::int64_t row = (first + n) / group;
+    const std::int64_t head = kv_head * group + (first + n) % group;
+    query.q = args.queries.f32(seq.first_row + row) + head * dim;
+    query.out = args.out.f32(seq.first_row + row) + head * dim;
+    query.last = seq.start_position + row;
+    query.first = args.window == 0 ? 0 : std::max<std::int64_t>(0, query.last - args.window + 1);
+    query.maximum = -std::numeric_limits<float>::infinity();
+    std::fill(query.sums, query.sums + kBlock, 0.0F);
+    std::fill(query.out, query.out + dim, 0.0F);
+  }
+  for (std::int64_t b = queries[0].first / kBlock; b <= queries[count - 1].last / kBlock; ++b) {
+    const std::int64_t start = b * kBlock;
+    // Positions rise with the row, so the queries that see this block are neighbours.
+    int begin = 0;
+    while (queries[begin].last < start) {
+      ++begin;
+    }
+    int end = begin;
+    for (; end < count && queries[end].first < start + kBlock; ++end) {
+      queries[end].begin = static_cast<int>(std::max<std::int64_t>(0, queries[end].first - start));
+      queries[end].end = static_cast<int>(std::min(kBlock, queries[end].last - start + 1));
+    }
+    const base::BlockId block = seq.blocks[static_cast<std::size_t>(b)];
+    AllScores(args.kv.keys(block, kv_head), dim, queries + begin, end - begin);
+    for (int n = begin; n < end; ++n) {
+      UpdateSoftmax(args.scale, dim, queries[n]);
+    }
+    AddAllValues(args.kv.values(block, kv_head), dim, queries + begin, end - begin);
+  }
+  for (int n = 0; n < count; ++n) {
+    Scale(queries[n].out, dim, 1.0F / Sum16(queries[n].sums));
+  }
+}
+
+// The tiles of a sequence, for one KV head.
+std::int64_t NumTiles(const AttentionArgs& args, const SequenceRows& seq) {
+  const std::int64_t queries = seq.num_rows * (args.heads / args.kv.layout.kv_heads);
+  return (queries + kTileQueries - 1) / kTileQueries;
+}
+
+// Tiles of all sequences and KV heads, every `step`-th from number `first` on.
+void AttendTiles(const AttentionArgs& args, std::int64_t first, std::int64_t step) {
+  const std::int64_t group = args.heads / args.kv.layout.kv_heads;
+  std::int64_t next = first;
+  for (const SequenceRows& seq : args.sequences) {
+    const std::int64_t tiles = NumTiles(args, seq);
+    for (; next < tiles * args.kv.layout.kv_heads; next += step) {
+      const std::int64_t query = next % tiles * kTileQueries;
+      const std::int64_t count = std::min<std::int64_t>(kTileQueries, seq.num_rows * group - query);
+      AttendTile(args, seq, next / tiles, query, static_cast<int>(count));
+    }
+    next -= tiles * args.kv.layout.kv_heads;
+  }
+}
+
+double EstimateAttentionNs(const AttentionArgs& args) {
+  double positions = 0;
+  for (const SequenceRows& seq : args.sequences) {
+    double seen = static_cast<double>(seq.start_position) + 0.5 * static_cast<double>(seq.num_rows);
+    if (args.window > 0) {
+      seen = std::min(seen, static_cast<double>(args.window));
+    }
+    positions += seen * static_cast<double>(seq.num_rows);
+  }
+  const double flops = 4.0 * positions * static_cast<double>(args.heads * args.kv.layout.head_dim);
+  return 2.0 * flops / kFlopsPerNs;  // the softmax costs as much again
+}
+
+}  // namespace
+
+absl::Status AttentionCpu(const AttentionArgs& args, device::Stream& stream) {
+  COMOE_RETURN_IF_ERROR(CheckHostStream("Attention", stream));
+  const std::int64_t pieces = NumPieces(stream, EstimateAttentionNs(args));
+  ForTasks(stream, pieces, [&](std::int64_t piece) { AttendTiles(args, piece, pieces); });
+  return absl::OkStatus();
+}
+
+}  // namespace comoe::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace comoe::kernels {
+
+HWY_EXPORT(AttentionCpu);
+COMOE_KERNEL_FOR_TARGET(AttentionForTarget, attention, AttentionCpu)
+
+}  // namespace comoe::kernels
+#endif

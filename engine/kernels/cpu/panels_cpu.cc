@@ -1,0 +1,346 @@
+// The inner loops of all matrix products. A tile is R rows times a few panels; each output has two sums in
+// registers, over the even and over the odd inputs, and every step of the loop takes one pair of inputs: two
+// fused multiply-adds an output. Rows, panels and blocks of inputs only decide which sums are worked on
+// together, never their order, so a row's bits do not depend on the tile it is in.
+//
+// Rows are packed [K, R] before use, so that the loop reads one stream and rows whose stride is a multiple of
+// 4 KiB do not fall into one cache set. A single row is read where it lies.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "engine/kernels/cpu/panels_cpu.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "engine/kernels/cpu/panels-inl.h"
+#include "engine/kernels/cpu/panels.h"
+#include "engine/kernels/cpu/simd-inl.h"
+#include "engine/tensor/dtype.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace comoe::kernels::HWY_NAMESPACE {
+namespace {
+
+using tensor::DType;
+
+constexpr int kPanel = 16;
+
+// Tiles that fill the registers: 32 of AVX-512, 16 of the narrower targets. A tile of R rows and N panels
+// needs 2 R N kVecs sums, 2 N kVecs weights (2 where a panel takes several registers) and 2 inputs.
+constexpr int kMaxRows = kVecs == 1 ? 12 : kVecs == 2 ? 3 : 1;
+template <int R>
+constexpr int MaxPanels() {
+  if (kVecs == 1) {
+    return R <= 2 ? 4 : R == 3 ? 3 : R <= 6 ? 2 : 1;
+  }
+  return kVecs == 2 && R == 1 ? 2 : 1;
+}
+constexpr int kMaxPanels = 4;
+
+// Packed rows lie in half of a 48 KiB L1; the sums of a block of panels wait on the stack while the next
+// inputs are packed; a block of panels stays in a 2 MiB L2 while all row tiles pass over it.
+constexpr std::int64_t kPackedFloats = 6144;
+constexpr std::int64_t kSavedPanels = 16;
+constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
+
+template <DType kType>
+struct Pair;  // One pair of inputs of a panel: Load gives register v of the even and of the odd input.
+
+template <>
+struct Pair<DType::kBf16> {
+  static constexpr std::int64_t kBytes = 64;
+  static HWY_INLINE void Load(const std::byte* w, int v, F32Vec& even, F32Vec& odd) {
+    const hn::RebindToUnsigned<F32> u32;
+    const auto both = hn::LoadU(u32, reinterpret_cast<const std::uint32_t*>(w) + v * kLanes);
+    even = hn::BitCast(F32(), hn::ShiftLeft<16>(both));
+    odd = hn::BitCast(F32(), hn::And(both, hn::Set(u32, 0xffff0000U)));
+  }
+  static HWY_INLINE F32Vec LoadEven(const std::byte* w, int v) {
+    const hn::RebindToUnsigned<F32> u32;
+    const auto both = hn::LoadU(u32, reinterpret_cast<const std::uint32_t*>(w) + v * kLanes);
+    return hn::BitCast(F32(), hn::ShiftLeft<16>(both));
+  }
+};
+
+template <>
+struct Pair<DType::kF16> {
+  static constexpr std::int64_t kBytes = 64;
+  static HWY_INLINE F32Vec LoadEven(const std::byte* w, int v) {
+    const hn::Rebind<hwy::float16_t, F32> f16;
+    return hn::PromoteTo(F32(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(w) + v * kLanes));
+  }
+  static HWY_INLINE void Load(const std::byte* w, int v, F32Vec& even, F32Vec& odd) {
+    even = LoadEven(w, v);
+    odd = LoadEven(w + kBytes / 2, v);
+  }
+};
+
+template <>
+struct Pair<DType::kF32> {
+  static constexpr std::int64_t kBytes = 128;
+  static HWY_INLINE F32Vec LoadEven(const std::byte* w, int v) {
+    return LoadF32(reinterpret_cast<const float*>(w) + v * kLanes);
+  }
+  static HWY_INLINE void Load(const std::byte* w, int v, F32Vec& even, F32Vec& odd) {
+    even = LoadEven(w, v);
+    odd = LoadEven(w + kBytes / 2, v);
+  }
+};
+
+// A run of inputs of a tile.
+struct Inputs {
+  const float* x = nullptr;      // packed [count, R]
+  const std::byte* w = nullptr;  // first panel, at the first of these inputs
+  std::int64_t panel_bytes = 0;
+  std::int64_t pairs = 0;
+  bool lone_even = false;  // one more input after the pairs: the last of an odd K
+  bool resume = false;     // sums go on from `saved`, not from 0
+  bool last = false;       // the sums are complete: even + odd goes to `out`; otherwise they are saved
+};
+
+// saved: [N, 2, R, 16] floats; out: rows of 16 N results, kOutStride apart.
+constexpr int kOutStride = 2 * kMaxPanels * kPanel;
+
+template <DType kType, int R, int N>
+HWY_NOINLINE void Tile(const Inputs& in, float* HWY_RESTRICT saved, float* HWY_RESTRICT out) {
+  constexpr int kV = N * kVecs;
+  F32Vec even[R][kV];
+  F32Vec odd[R][kV];
+  COMOE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    COMOE_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      even[r][v] = hn::Zero(F32());
+      odd[r][v] = hn::Zero(F32());
+    }
+  }
+  const auto slot = [saved](int r, int v) {
+    return saved + ((v / kVecs * 2 * R + r) * kPanel) + v % kVecs * kLanes;
+  };
+  if (in.resume) {
+    COMOE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      COMOE_UNROLL
+      for (int v = 0; v < kV; ++v) {
+        even[r][v] = LoadF32(slot(r, v));
+        odd[r][v] = LoadF32(slot(r, v) + R * kPanel);
+      }
+    }
+  }
+  const float* HWY_RESTRICT x = in.x;
+  const std::byte* HWY_RESTRICT w = in.w;
+  for (std::int64_t q = 0; q < in.pairs; ++q) {
+    F32Vec w_even[kV];
+    F32Vec w_odd[kV];
+    COMOE_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      Pair<kType>::Load(w + v / kVecs * in.panel_bytes, v % kVecs, w_even[v], w_odd[v]);
+    }
+    COMOE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const F32Vec x_even = hn::Set(F32(), x[r]);
+      const F32Vec x_odd = hn::Set(F32(), x[R + r]);
+      COMOE_UNROLL
+      for (int v = 0; v < kV; ++v) {
+        even[r][v] = hn::MulAdd(x_even, w_even[v], even[r][v]);
+        odd[r][v] = hn::MulAdd(x_odd, w_odd[v], odd[r][v]);
+      }
+    }
+    x += 2 * R;
+    w += Pair<kType>::kBytes;
+  }
+  if (in.lone_even) {
+    COMOE_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      const F32Vec w_even = Pair<kType>::LoadEven(w + v / kVecs * in.panel_bytes, v % kVecs);
+      COMOE_UNROLL
+      for (int r = 0; r < R; ++r) {
+        even[r][v] = hn::MulAdd(hn::Set(F32(), x[r]), w_even, even[r][v]);
+      }
+    }
+  }
+  COMOE_UNROLL
+  for (int r = 0; r < R; ++r) {
+    COMOE_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      if (in.last) {
+        StoreF32(hn::Add(even[r][v], odd[r][v]), out + r * kOutStride + v * kLanes);
+      } else {
+        StoreF32(even[r][v], slot(r, v));
+        StoreF32(odd[r][v], slot(r, v) + R * kPanel);
+      }
+    }
+  }
+}
+
+// Rows [first_row, first_row + R) of a job.
+template <int R>
+struct Rows {
+  const float* row[R];
+
+  Rows(const PanelJob& job, std::int64_t first_row) {
+    for (int r = 0; r < R; ++r) {
+      const std::int64_t at = first_row + r;
+      row[r] = job.x + (job.row_ids == nullptr ? at : job.row_ids[at]) * job.x_stride;
+    }
+  }
+
+  // packed[k - first][r] = row[r][k]
+  void Pack(std::int64_t first, std::int64_t count, float* HWY_RESTRICT packed) const {
+    for (std::int64_t k = first; k < first + count; ++k) {
+      COMOE_UNROLL
+      for (int r = 0; r < R; ++r) {
+        packed[r] = row[r][k];
+      }
+      packed += R;
+    }
+  }
+};
+
+// Adds the bias, clips and stores `panels` panels of results, real outputs only.
+void FinishPlain(const PanelJob& job, std::int64_t first_row, int rows, std::int64_t panel, int panels,
+                 const float* results) {
+  const std::int64_t first = panel * kPanel;
+  const std::int64_t count = std::min<std::int64_t>(panels * kPanel, job.w.layout.n - first);
+  const float* bias = job.bias == nullptr ? nullptr : job.bias + first;
+  for (int r = 0; r < rows; ++r) {
+    const float* from = results + r * kOutStride;
+    float* to = job.y + (first_row + r) * job.y_stride + first;
+    ForLanes(count, [&](auto d, std::int64_t i) HWY_ATTR {
+      auto value = hn::LoadU(d, from + i);
+      if (bias != nullptr) {
+        value = hn::Add(value, hn::LoadU(d, bias + i));
+      }
+      if (job.clip > 0) {
+        value = hn::Min(hn::Set(d, job.clip), hn::Max(hn::Set(d, -job.clip), value));
+      }
+      hn::StoreU(value, d, to + i);
+    });
+  }
+}
+
+void FinishSwiGlu(const PanelJob& job, std::int64_t first_row, int rows, std::int64_t panel, int panels,
+                  const float* results) {
+  for (int r = 0; r < rows; ++r) {
+    const float* from = results + r * kOutStride;
+    float* to = job.y + (first_row + r) * job.y_stride + panel / 2 * kPanel;
+    for (int pair = 0; pair < panels / 2; ++pair) {
+      for (int v = 0; v < kVecs; ++v) {
+        const float* gate = from + pair * 2 * kPanel + v * kLanes;
+        StoreF32(hn::Mul(Silu(F32(), LoadF32(gate)), LoadF32(gate + kPanel)),
+                 to + pair * kPanel + v * kLanes);
+      }
+    }
+  }
+}
+
+// `count` <= U panels from `in.w` on, in tiles as large as R allows.
+template <DType kType, int R, int N = MaxPanels<R>()>
+HWY_INLINE void RunTiles(Inputs in, int count, float* saved, float* out) {
+  int done = 0;
+  for (; count - done >= N; done += N) {
+    Tile<kType, R, N>(in, saved + done * 2 * R * kPanel, out + done * kPanel);
+    in.w += N * in.panel_bytes;
+  }
+  if constexpr (N > 1) {
+    if (done < count) {
+      RunTiles<kType, R, N - 1>(in, count - done, saved + done * 2 * R * kPanel, out + done * kPanel);
+    }
+  }
+}
+
+// R rows times `num_panels` panels.
+template <DType kType, int R>
+HWY_NOINLINE void RunRows(const PanelJob& job, std::int64_t first_row, std::int64_t first_panel,
+                          std::int64_t num_panels) {
+  constexpr int kUnit = MaxPanels<R>() % 2 == 0 ? MaxPanels<R>() : 2 * MaxPanels<R>();
+  static_assert(kUnit * kPanel <= kOutStride);
+  HWY_ALIGN float packed[R == 1 ? 1 : kPackedFloats];
+  HWY_ALIGN float saved[kSavedPanels * 2 * R * kPanel];
+  HWY_ALIGN float out[R * kOutStride];
+  const Rows<R> rows(job, first_row);
+  const std::int64_t k = job.w.layout.k;
+  // Runs of inputs: even lengths, and about equal.
+  const std::int64_t runs = R == 1 ? 1 : (k * R + kPackedFloats - 1) / kPackedFloats;
+  const std::int64_t run = runs == 1 ? k : std::min(kPackedFloats / R / 2 * 2, (k / runs + 3) / 2 * 2);
+  Inputs in;
+  in.panel_bytes = static_cast<std::int64_t>(job.w.layout.panel_bytes());
+  const std::int64_t block = run < k ? kSavedPanels : num_panels;
+  for (std::int64_t b = 0; b < num_panels; b += block) {
+    const std::int64_t block_end = std::min(b + block, num_panels);
+    for (std::int64_t first = 0; first < k; first += run) {
+      const std::int64_t count = std::min(run, k - first);
+      in.resume = first > 0;
+      in.last = first + count == k;
+      in.pairs = count / 2;
+      in.lone_even = count % 2 != 0;
+      in.x = rows.row[0];
+      if constexpr (R > 1) {
+        if (b == 0 || run < k) {
+          rows.Pack(first, count, packed);
+        }
+        in.x = packed;
+      }
+      for (std::int64_t p = b; p < block_end; p += kUnit) {
+        const int panels = static_cast<int>(std::min<std::int64_t>(kUnit, block_end - p));
+        in.w = job.w.panel(first_panel + p) + first / 2 * Pair<kType>::kBytes;
+        RunTiles<kType, R>(in, panels, run < k ? saved + (p - b) * 2 * R * kPanel : saved, out);
+        if (in.last) {
+          (job.swiglu ? FinishSwiGlu : FinishPlain)(job, first_row, R, first_panel + p, panels, out);
+        }
+      }
+    }
+  }
+}
+
+using RunRowsFn = void (*)(const PanelJob&, std::int64_t, std::int64_t, std::int64_t);
+
+template <DType kType, int... R>
+RunRowsFn PickRows(int rows, std::integer_sequence<int, R...>) {
+  static constexpr RunRowsFn kTable[] = {&RunRows<kType, R + 1>...};
+  return kTable[rows - 1];
+}
+
+RunRowsFn PickRows(DType dtype, int rows) {
+  constexpr auto kRows = std::make_integer_sequence<int, kMaxRows>();
+  switch (dtype) {
+    case DType::kBf16:
+      return PickRows<DType::kBf16>(rows, kRows);
+    case DType::kF16:
+      return PickRows<DType::kF16>(rows, kRows);
+    case DType::kF32:
+      break;
+  }
+  return PickRows<DType::kF32>(rows, kRows);
+}
+
+}  // namespace
+
+void RunPanels(const PanelJob& job) {
+  if (job.num_rows == 0) {
+    return;
+  }
+  const std::int64_t tiles = (job.num_rows + kMaxRows - 1) / kMaxRows;
+  std::int64_t block = job.num_panels;
+  if (tiles > 1) {
+    const auto panel_bytes = static_cast<std::int64_t>(job.w.layout.panel_bytes());
+    block = std::clamp<std::int64_t>(kBlockBytes / panel_bytes / 2 * 2, 2, std::max<std::int64_t>(block, 2));
+  }
+  for (std::int64_t p = 0; p < job.num_panels; p += block) {
+    const std::int64_t panels = std::min(block, job.num_panels - p);
+    // Tiles differ by one row at most: 13 rows are 7 and 6, not 12 and 1.
+    std::int64_t row = 0;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      const std::int64_t end = job.num_rows * (t + 1) / tiles;
+      PickRows(job.w.layout.dtype, static_cast<int>(end - row))(job, row, job.first_panel + p, panels);
+      row = end;
+    }
+  }
+}
+
+}  // namespace comoe::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

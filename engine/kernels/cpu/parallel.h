@@ -1,0 +1,36 @@
+// When a kernel spreads over the threads of its stream's pool, and how wide.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "engine/device/cpu/cpu_device.h"
+
+namespace comoe::kernels {
+
+// What one thread does in a nanosecond, roughly: weights read, and floating-point operations.
+inline constexpr double kBytesPerNs = 14.0;
+inline constexpr double kFlopsPerNs = 80.0;
+// Waking a worker costs about 10 us, and is paid in full when the worker's core is busy with something else.
+inline constexpr double kMinTaskNs = 25'000.0;
+
+// How many pieces of at least kMinTaskNs to cut work of `ns` into: 1 when a second thread does not pay,
+// otherwise a few for each thread, so that a busy neighbour on one core does not hold up the others.
+std::int64_t NumPieces(device::Stream& stream, double ns);
+
+// Calls fn for each task, on the pool of a CPU stream, otherwise (an emulated device) on the calling thread.
+void ForTasks(device::Stream& stream, std::int64_t num_tasks, absl::FunctionRef<void(std::int64_t)> fn);
+
+// Calls fn for each row of [0, num_rows), each `row_ns` of one thread's work: ranges of rows in parallel
+// where that pays.
+template <class Fn>
+void ForRows(device::Stream& stream, std::int64_t num_rows, double row_ns, const Fn& fn) {
+  const std::int64_t pieces = NumPieces(stream, row_ns * static_cast<double>(num_rows));
+  ForTasks(stream, pieces, [&](std::int64_t piece) {
+    for (std::int64_t t = num_rows * piece / pieces; t < num_rows * (piece + 1) / pieces; ++t) {
+      fn(t);
+    }
+  });
+}
+
+}  // namespace comoe::kernels

@@ -1,0 +1,25 @@
+// Activations times a packed weight matrix. Rules for every op stand in ops.h.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/device/device.h"
+#include "engine/kernels/kernel_table.h"
+#include "engine/tensor/packed_matrix.h"
+#include "engine/tensor/tensor_view.h"
+
+namespace comoe::kernels {
+
+// y[t, n] = sum_k x[t, k] w[n, k] + bias[n], then clamped to [-clip, clip] if clip > 0. The sum of an output
+// runs over even inputs and over odd inputs, each in order with one fused multiply-add an input; then even +
+// odd.
+struct MatMulArgs {
+  tensor::TensorView x;          // [T, K]
+  tensor::PackedMatrixView w;    // [N, K]
+  absl::Span<const float> bias;  // [N], or empty
+  float clip = 0.0F;
+  tensor::TensorView y;  // [T, N]
+};
+absl::Status MatMul(const KernelTable& table, const MatMulArgs& args, device::Stream& stream);
+
+}  // namespace comoe::kernels

@@ -1,0 +1,52 @@
+// Causal attention over keys and values kept in blocks (tensor/kv_layout.h), and the writing of those blocks.
+// Rules for every op stand in ops.h.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/base/ids.h"
+#include "engine/device/device.h"
+#include "engine/kernels/kernel_table.h"
+#include "engine/tensor/kv_layout.h"
+#include "engine/tensor/tensor_view.h"
+
+namespace comoe::kernels {
+
+// Rows [first_row, first_row + num_rows) of the step belong to one sequence, at positions start_position, +1,
+// ...
+struct SequenceRows {
+  std::int64_t first_row = 0;
+  std::int64_t num_rows = 0;
+  std::int64_t start_position = 0;
+  absl::Span<const base::BlockId> blocks;  // block i holds positions [16 i, 16 i + 16)
+};
+
+// Stores keys and values of the step's rows in their blocks. Blocks of different sequences that are written
+// differ, and none of them is kNoBlock. Rows of no sequence are not stored.
+struct AppendKvArgs {
+  tensor::TensorView keys;    // [T, G * P]
+  tensor::TensorView values;  // [T, G * P]
+  absl::Span<const SequenceRows> sequences;
+  tensor::KvView kv;
+};
+absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device::Stream& stream);
+
+// Causal attention of the step's rows over their sequences' blocks: head h reads KV head h / (H / G);
+// position j counts for a row at position i if j <= i and (window == 0 or i - j < window). Blocks are visited
+// in order with a running maximum, so a row's result does not depend on how its prompt was cut into chunks.
+// Blocks that lie before every row's window are not looked at and may be kNoBlock; positions that do not
+// count may hold anything, NaN included. Rows of no sequence are left as they are.
+struct AttentionArgs {
+  tensor::TensorView queries;  // [T, H * P]
+  absl::Span<const SequenceRows> sequences;
+  tensor::KvView kv;
+  std::int64_t heads = 0;   // H
+  std::int64_t window = 0;  // positions; 0: all
+  float scale = 0.0F;       // of q.k, usually 1/sqrt(P)
+  tensor::TensorView out;   // [T, H * P]
+};
+absl::Status Attention(const KernelTable& table, const AttentionArgs& args, device::Stream& stream);
+
+}  // namespace comoe::kernels

@@ -1,0 +1,73 @@
+#include "engine/model/attention_layer.h"
+
+#include <cmath>
+
+#include "engine/base/status_macros.h"
+
+namespace comoe::model {
+namespace {
+
+using tensor::TensorView;
+
+// Norms of queries and keys, where the model has them: over each head, or over all heads at once.
+absl::Status NormQueriesAndKeys(const StepContext& context, const LayerWeights& weights, const TensorView& queries,
+                                const TensorView& keys) {
+  const checkpoint::ModelConfig& config = context.config;
+  if (config.qk_norm == checkpoint::QkNorm::kNone) {
+    return absl::OkStatus();
+  }
+  const bool per_head = config.qk_norm == checkpoint::QkNorm::kPerHead;
+  const auto epsilon = static_cast<float>(config.norm_epsilon);
+  COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
+      context.kernels, {queries, weights.query_norm, epsilon, per_head ? config.num_heads : 1, queries}, context.stream));
+  return kernels::RmsNorm(context.kernels, {keys, weights.key_norm, epsilon, per_head ? config.num_kv_heads : 1, keys},
+                          context.stream);
+}
+
+}  // namespace
+
+absl::Status RunAttention(const StepContext& context, std::int64_t layer, const LayerWeights& weights) {
+  const checkpoint::ModelConfig& config = context.config;
+  const kernels::KernelTable& table = context.kernels;
+  device::Stream& stream = context.stream;
+  const TensorView residual = context.Use(context.work.residual);
+  const TensorView normed = context.Use(context.work.normed);
+  const TensorView qkv = context.Use(context.work.qkv);
+  const TensorView attended = context.Use(context.work.attention);
+  const TensorView projected = context.Use(context.work.projected);
+  const std::int64_t query_cols = config.num_heads * config.head_dim;
+  const std::int64_t kv_cols = config.num_kv_heads * config.head_dim;
+  const TensorView queries = qkv.Cols(0, query_cols);
+  const TensorView keys = qkv.Cols(query_cols, kv_cols);
+  const TensorView values = qkv.Cols(query_cols + kv_cols, kv_cols);
+
+  COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
+      table, {residual, weights.input_norm, static_cast<float>(config.norm_epsilon), 1, normed}, stream));
+  COMOE_RETURN_IF_ERROR(kernels::MatMul(table, {.x = normed, .w = weights.qkv.view(), .bias = weights.qkv_bias, .y = qkv}, stream));
+  COMOE_RETURN_IF_ERROR(NormQueriesAndKeys(context, weights, queries, keys));
+  if (config.clip_qkv > 0.0) {
+    COMOE_RETURN_IF_ERROR(kernels::Clamp(table, {qkv, static_cast<float>(config.clip_qkv)}, stream));
+  }
+  const TensorView cos = context.Use(context.work.cos);
+  const TensorView sin = context.Use(context.work.sin);
+  COMOE_RETURN_IF_ERROR(kernels::Rope(table, {queries, config.num_heads, cos, sin}, stream));
+  COMOE_RETURN_IF_ERROR(kernels::Rope(table, {keys, config.num_kv_heads, cos, sin}, stream));
+
+  const auto group = static_cast<std::size_t>(context.groups.group_of_layer[static_cast<std::size_t>(layer)]);
+  const tensor::KvView& kv = context.kv.layer(layer);
+  COMOE_RETURN_IF_ERROR(kernels::AppendKv(table, {keys, values, context.sequences[group], kv}, stream));
+  kernels::AttentionArgs attention;
+  attention.queries = queries;
+  attention.sequences = context.sequences[group];
+  attention.kv = kv;
+  attention.heads = config.num_heads;
+  attention.window = config.layers[static_cast<std::size_t>(layer)].window_tokens;
+  attention.scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim));
+  attention.out = attended;
+  COMOE_RETURN_IF_ERROR(kernels::Attention(table, attention, stream));
+
+  COMOE_RETURN_IF_ERROR(kernels::MatMul(table, {.x = attended, .w = weights.output.view(), .bias = weights.output_bias, .y = projected}, stream));
+  return kernels::Add(table, {projected, residual}, stream);
+}
+
+}  // namespace comoe::model

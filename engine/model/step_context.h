@@ -1,0 +1,38 @@
+// What the layers of one forward pass share: references to the model's parts and the rows of the step at hand.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/api/expert_director.h"
+#include "engine/api/step_plan.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/device/device.h"
+#include "engine/experts/expert_cache.h"
+#include "engine/kernels/ops.h"
+#include "engine/model/kv_pool.h"
+#include "engine/model/workspace.h"
+
+namespace comoe::model {
+
+// Built once by ForwardPass, which refills the rows for every step. Owned by the engine thread.
+struct StepContext {
+  const checkpoint::ModelConfig& config;
+  const kernels::KernelTable& kernels;
+  const CacheGroups& groups;
+  const KvPool& kv;
+  experts::ExpertCache& experts;
+  api::ExpertDirector& director;
+  device::Stream& stream;
+  Workspace& work;
+
+  base::StepId step{};
+  std::int64_t rows = 0;  // T
+  // Per cache group, the spans of the step: they differ in their block tables only.
+  std::vector<std::vector<kernels::SequenceRows>> sequences{};
+
+  // The first T rows of a workspace matrix.
+  tensor::TensorView Use(const tensor::TensorView& matrix) const { return matrix.Rows(0, rows); }
+};
+
+}  // namespace comoe::model

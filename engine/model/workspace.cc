@@ -1,0 +1,83 @@
+#include "engine/model/workspace.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "engine/base/bytes.h"
+#include "engine/base/status_macros.h"
+#include "engine/tensor/packed_matrix.h"
+
+namespace comoe::model {
+namespace {
+
+constexpr std::size_t kRowAlignment = 64;  // bytes: an AVX-512 vector
+
+// Hands out views in order; a first pass only counts.
+class Carver {
+ public:
+  void Add(tensor::TensorView* view, std::int64_t rows, std::int64_t cols) {
+    requests_.push_back({view, rows, cols});
+    bytes_ += RowStride(cols) * static_cast<std::size_t>(rows) * sizeof(float);
+  }
+  std::size_t bytes() const { return bytes_; }
+  void Assign(std::byte* data, device::DeviceId device) const {
+    for (const Request& request : requests_) {
+      const std::size_t stride = RowStride(request.cols);
+      *request.view = {data, tensor::DType::kF32, request.rows, request.cols, static_cast<std::int64_t>(stride), device};
+      data += stride * static_cast<std::size_t>(request.rows) * sizeof(float);
+    }
+  }
+
+ private:
+  struct Request {
+    tensor::TensorView* view;
+    std::int64_t rows, cols;
+  };
+  static std::size_t RowStride(std::int64_t cols) {
+    return base::AlignUp(static_cast<std::uint64_t>(cols) * sizeof(float), kRowAlignment) / sizeof(float);
+  }
+
+  std::vector<Request> requests_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& config, std::int64_t max_rows,
+                                            device::Device& device) {
+  const std::int64_t slots = max_rows * std::max<std::int64_t>(config.experts_per_token, 1);
+  const auto padded = [](std::int64_t f) {
+    return (f + tensor::kPanelOutputs - 1) / tensor::kPanelOutputs * tensor::kPanelOutputs;
+  };
+  // One matrix serves the experts (R K rows of their F) and the dense and shared FFNs (R rows of theirs).
+  const std::int64_t scratch_cols =
+      std::max({padded(config.expert_intermediate), padded(config.shared_intermediate), padded(config.dense_intermediate)});
+
+  Workspace w(max_rows, config);
+  Carver carver;
+  carver.Add(&w.residual, max_rows, config.hidden);
+  carver.Add(&w.normed, max_rows, config.hidden);
+  carver.Add(&w.qkv, max_rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim);
+  carver.Add(&w.attention, max_rows, config.num_heads * config.head_dim);
+  carver.Add(&w.projected, max_rows, config.hidden);
+  carver.Add(&w.cos, max_rows, config.head_dim / 2);
+  carver.Add(&w.sin, max_rows, config.head_dim / 2);
+  carver.Add(&w.router, max_rows, config.num_experts);
+  carver.Add(&w.ffn_scratch, slots, scratch_cols);
+  carver.Add(&w.expert_out, slots, config.hidden);
+  carver.Add(&w.shared_out, max_rows, config.hidden);
+  carver.Add(&w.shared_gate, max_rows, 1);
+  carver.Add(&w.logits, std::min(max_rows, kLogitsRows), config.vocab_size);
+  COMOE_ASSIGN_OR_RETURN(w.buffer, device.Allocate(device::MemoryKind::kDevice, carver.bytes(), tensor::kWeightAlignment));
+  carver.Assign(w.buffer.data(), device.id());
+
+  w.positions.resize(static_cast<std::size_t>(max_rows));
+  w.experts.resize(static_cast<std::size_t>(slots));
+  w.weights.resize(static_cast<std::size_t>(slots));
+  w.all_rows.resize(static_cast<std::size_t>(max_rows));
+  std::iota(w.all_rows.begin(), w.all_rows.end(), 0);
+  return w;
+}
+
+}  // namespace comoe::model

@@ -1,0 +1,50 @@
+// Scratch of a forward pass, allocated once for the largest step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/device/device.h"
+#include "engine/model/dispatch_plan.h"
+#include "engine/tensor/tensor_view.h"
+
+namespace comoe::model {
+
+// R is the largest number of rows of a step; a step of T rows uses the first T of each. Owned by the engine thread.
+struct Workspace {
+  static absl::StatusOr<Workspace> Create(const checkpoint::ModelConfig& config, std::int64_t max_rows,
+                                          device::Device& device);
+
+  device::Buffer buffer;
+  tensor::TensorView residual;     // [R, D]
+  tensor::TensorView normed;       // [R, D]
+  tensor::TensorView qkv;          // [R, (H + 2 G) P]
+  tensor::TensorView attention;    // [R, H P]
+  tensor::TensorView projected;    // [R, D]
+  tensor::TensorView cos, sin;     // [R, P / 2]
+  tensor::TensorView router;       // [R, E]
+  tensor::TensorView ffn_scratch;  // [R K or R, widest padded F]
+  tensor::TensorView expert_out;   // [R K, D]
+  tensor::TensorView shared_out;   // [R, D]
+  tensor::TensorView shared_gate;  // [R, 1]
+  tensor::TensorView logits;       // [min(R, kLogitsRows), V]
+
+  std::vector<std::int64_t> positions;  // [R]
+  std::vector<std::int32_t> experts;    // [R, K]
+  std::vector<float> weights;           // [R, K]
+  std::vector<std::int32_t> all_rows;   // 0, 1, ..., R - 1
+  DispatchPlan dispatch;
+
+  std::uint64_t bytes() const { return buffer.size(); }
+
+  // Logits are computed this many rows at a time: a whole prompt's would take rows x vocabulary floats.
+  static constexpr std::int64_t kLogitsRows = 64;
+
+ private:
+  Workspace(std::int64_t max_rows, const checkpoint::ModelConfig& config)
+      : dispatch(max_rows, config.experts_per_token, config.num_experts) {}
+};
+
+}  // namespace comoe::model

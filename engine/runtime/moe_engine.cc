@@ -1,0 +1,171 @@
+#include "engine/runtime/moe_engine.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "engine/base/bytes.h"
+#include "engine/base/check.h"
+#include "engine/base/status_macros.h"
+#include "engine/checkpoint/memory_plan.h"
+#include "engine/model/forward_pass.h"
+#include "engine/model/workspace.h"
+#include "engine/runtime/plan_check.h"
+#include "engine/sampling/sampler.h"
+
+namespace comoe::runtime {
+namespace {
+
+class MoeEngine final : public api::Engine {
+ public:
+  MoeEngine(EngineParts parts, model::CacheGroups groups, model::KvPool kv, model::Workspace work,
+            std::unique_ptr<device::Stream> stream)
+      : parts_(std::move(parts)),
+        groups_(std::move(groups)),
+        kv_(std::move(kv)),
+        work_(std::move(work)),
+        stream_(std::move(stream)),
+        forward_(parts_.weights, {.config = parts_.config,
+                                  .kernels = *parts_.kernels,
+                                  .groups = groups_,
+                                  .kv = kv_,
+                                  .experts = *parts_.experts,
+                                  .director = *parts_.director,
+                                  .stream = *stream_,
+                                  .work = work_}) {
+    capacity_.max_rows = parts_.max_rows;
+    capacity_.max_sequences = parts_.max_sequences;
+    capacity_.num_blocks = kv_.num_blocks();
+    const std::int32_t blocks = *std::min_element(capacity_.num_blocks.begin(), capacity_.num_blocks.end());
+    capacity_.max_positions = std::min(parts_.config.context_length, blocks * tensor::kKvBlockTokens);
+  }
+
+  const api::ModelInfo& model_info() const override { return parts_.info; }
+  const api::EngineCapacity& capacity() const override { return capacity_; }
+
+  absl::StatusOr<api::StepResult> Step(const api::StepPlan& plan) override {
+    const absl::Time start = absl::Now();
+    COMOE_RETURN_IF_ERROR(CheckPlan(plan, parts_.info, capacity_));
+    api::StepResult result;
+    result.step = plan.step;
+    PrepareResult(plan, result);
+    parts_.director->BeginStep(plan);
+    std::size_t span = 0;
+    std::int64_t first_row = 0;  // of plan.spans[span]
+    const absl::Status status =
+        forward_.Run(plan, [&](std::int64_t row, absl::Span<const float> logits) -> absl::Status {
+          while (row >= first_row + static_cast<std::int64_t>(plan.spans[span].tokens.size())) {
+            first_row += static_cast<std::int64_t>(plan.spans[span].tokens.size());
+            ++span;
+          }
+          return TakeLogits(plan.spans[span], row - first_row, logits, result.spans[span]);
+        });
+    parts_.director->EndStep();
+    COMOE_DCHECK(parts_.experts->leased() == 0, "no lease outlives its step");
+    COMOE_RETURN_IF_ERROR(status);
+    result.elapsed = absl::Now() - start;
+    return result;
+  }
+
+  absl::Status Truncate(base::SequenceId /*sequence*/, std::int64_t num_tokens) override {
+    if (num_tokens < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("cannot truncate to ", num_tokens, " tokens"));
+    }
+    return absl::OkStatus();  // every group is kept in blocks: later positions are overwritten
+  }
+
+  absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups,
+                                              std::int64_t num_tokens) override {
+    return kv_.Snapshot(groups, num_tokens);
+  }
+  absl::Status Restore(const api::StateSnapshot& snapshot, const std::vector<api::GroupState>& groups) override {
+    return kv_.Restore(snapshot, groups);
+  }
+
+ private:
+  void PrepareResult(const api::StepPlan& plan, api::StepResult& result) const {
+    result.spans.resize(plan.spans.size());
+    for (std::size_t i = 0; i < plan.spans.size(); ++i) {
+      const api::PlanSpan& span = plan.spans[i];
+      result.spans[i].sequence = span.sequence;
+      if (span.return_logits) {
+        const std::size_t rows = span.logits == api::LogitsMode::kAll ? span.tokens.size() : 1;
+        result.spans[i].logits.reserve(rows * static_cast<std::size_t>(parts_.info.vocab_size));
+      }
+    }
+  }
+
+  // Row `row` of the span has logits: copy them out, and sample from the last.
+  absl::Status TakeLogits(const api::PlanSpan& span, std::int64_t row, absl::Span<const float> logits,
+                          api::SpanResult& result) {
+    if (span.return_logits) {
+      result.logits.insert(result.logits.end(), logits.begin(), logits.end());
+    }
+    if (span.sample.has_value() && row + 1 == static_cast<std::int64_t>(span.tokens.size())) {
+      // The position of the token that is drawn: the same draw whatever the batch, the chunks or a preemption.
+      const auto position = static_cast<std::uint64_t>(span.start_position + row + 1);
+      COMOE_ASSIGN_OR_RETURN(const sampling::Sampled sampled, sampling::Sample(logits, *span.sample, position, scratch_));
+      result.token = sampled.id;
+      result.logprob = sampled.logprob;
+    }
+    return absl::OkStatus();
+  }
+
+  EngineParts parts_;
+  const model::CacheGroups groups_;
+  const model::KvPool kv_;
+  model::Workspace work_;
+  std::unique_ptr<device::Stream> stream_;
+  api::EngineCapacity capacity_;
+  model::ForwardPass forward_;
+  sampling::SamplerScratch scratch_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
+  model::CacheGroups groups = model::MakeCacheGroups(parts.config);
+  parts.info.cache_groups = groups.groups;
+  absl::StatusOr<model::KvPool> kv = model::KvPool::Create(parts.config, groups, parts.kv_bytes, *parts.device);
+  COMOE_RETURN_IF_ERROR(base::Annotate(kv.status(), "KV memory"));
+  absl::StatusOr<model::Workspace> work = model::Workspace::Create(parts.config, parts.max_rows, *parts.device);
+  COMOE_RETURN_IF_ERROR(base::Annotate(work.status(), "workspace"));
+  COMOE_ASSIGN_OR_RETURN(std::unique_ptr<device::Stream> stream, parts.device->CreateStream("compute"));
+  return std::make_unique<MoeEngine>(std::move(parts), std::move(groups), *std::move(kv), *std::move(work),
+                                     std::move(stream));
+}
+
+api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config, const checkpoint::GenerationDefaults& defaults,
+                             tensor::DType dtype, const std::string& name) {
+  const checkpoint::MemoryPlan memory = checkpoint::PlanMemory(config, dtype);
+  api::ModelInfo info;
+  info.name = name;
+  info.architecture = config.model_type;
+  info.weight_dtype = std::string(tensor::DTypeName(dtype));
+  info.context_length = config.context_length;
+  info.vocab_size = static_cast<std::int32_t>(config.vocab_size);
+  info.num_layers = static_cast<std::int32_t>(config.num_layers());
+  info.num_moe_layers = static_cast<std::int32_t>(memory.num_sparse_layers);
+  info.num_experts = static_cast<std::int32_t>(config.num_experts);
+  info.num_experts_per_token = static_cast<std::int32_t>(config.experts_per_token);
+  info.total_parameters = memory.total_parameters;
+  info.active_parameters = memory.active_parameters;
+  info.expert_bytes = memory.expert_bytes;
+  info.all_expert_bytes = memory.all_experts_bytes;
+  info.resident_bytes = memory.resident_bytes;
+  // generation_config.json knows better: chat models end their turns with a token that config.json does not list.
+  info.eos_token_ids = defaults.eos_token_ids.empty() ? config.eos_token_ids : defaults.eos_token_ids;
+  info.bos_token_id = config.bos_token_id;
+  if (defaults.do_sample) {
+    info.default_sampling.temperature = static_cast<float>(defaults.temperature);
+    info.default_sampling.top_p = static_cast<float>(defaults.top_p);
+    info.default_sampling.top_k = defaults.top_k;
+  }
+  info.cache_groups = model::MakeCacheGroups(config).groups;
+  return info;
+}
+
+}  // namespace comoe::runtime

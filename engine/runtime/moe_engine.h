@@ -1,0 +1,42 @@
+// The Engine: a loaded model that runs steps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/api/engine.h"
+#include "engine/api/expert_director.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/checkpoint/tensor_source.h"
+#include "engine/device/device.h"
+#include "engine/experts/expert_cache.h"
+#include "engine/kernels/kernel_table.h"
+#include "engine/model/kv_pool.h"
+#include "engine/model/weights.h"
+#include "engine/tensor/dtype.h"
+
+namespace comoe::runtime {
+
+struct EngineParts {
+  api::ModelInfo info;
+  checkpoint::ModelConfig config;
+  model::ModelWeights weights;
+  std::unique_ptr<experts::ExpertCache> experts;
+  const kernels::KernelTable* kernels = nullptr;
+  device::Device* device = nullptr;          // outlives the engine
+  api::ExpertDirector* director = nullptr;   // outlives the engine
+  std::int64_t max_rows = 512;
+  std::int64_t max_sequences = 1;
+  std::uint64_t kv_bytes = 0;
+};
+
+// Allocates KV and workspace; after that no step allocates device memory. RESOURCE_EXHAUSTED says what did not fit.
+absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts);
+
+// What the model's facts are, for clients and people.
+api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config, const checkpoint::GenerationDefaults& defaults,
+                             tensor::DType dtype, const std::string& name);
+
+}  // namespace comoe::runtime

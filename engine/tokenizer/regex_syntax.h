@@ -1,0 +1,39 @@
+// Patterns in tokenizer.json are written for Oniguruma (Ruby syntax, Unicode). This rewrites one so that
+// PCRE2 finds the same matches, or refuses it by naming the construct.
+//
+// What differs, and is rewritten: \s \w \d \b and their complements (PCRE2's Unicode \s has U+180E, its \w
+// lacks marks), \h (a hexadecimal digit), \v (one character), \uHHHH, \p{long names}, \p{Script} (Oniguruma
+// means the script, PCRE2 the script extensions), POSIX brackets, nested classes and && (class intersection),
+// (?m) (dot matches newline), (?i) in mid-pattern, X{n,m}+ (not possessive), X{n}? (optional), X{,m}, stacked
+// quantifiers. ^ and $ match at lines in both when PCRE2 is told MULTILINE with newline LF.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace comoe::tokenizer {
+
+// INVALID_ARGUMENT: not a pattern; UNIMPLEMENTED: one that is not supported. Both tell the byte where.
+absl::StatusOr<std::string> TranslateRegex(absl::string_view pattern);
+
+// What \p{name} of Oniguruma matches, as the inside of a PCRE2 class: "letter" -> "\p{L}". `negated` gives
+// the complement. UNIMPLEMENTED for names that have no equal. (Also used for class items.)
+absl::StatusOr<std::string> TranslateProperty(absl::string_view name, bool negated);
+
+// Parses the class whose '[' is at `*pos` and moves behind its ']'; the result matches exactly one code
+// point.
+absl::StatusOr<std::string> TranslateClass(absl::string_view pattern, std::size_t* pos);
+
+// The code point that an escape such as \n \x{41} \u0041 stands for: `*pos` is behind the backslash, and
+// moves behind the escape. NOT_FOUND when it is no such escape.
+absl::StatusOr<char32_t> ParseCharacterEscape(absl::string_view pattern, std::size_t* pos);
+
+// `c` as a literal, for use inside and outside a class.
+std::string QuoteForRegex(char32_t c);
+
+// The inside of a class with Oniguruma's \w.
+inline constexpr absl::string_view kWordItems = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+
+}  // namespace comoe::tokenizer

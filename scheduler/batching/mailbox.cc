@@ -1,0 +1,162 @@
+#include "scheduler/batching/mailbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace comoe::batching {
+namespace {
+
+// An idle engine thread shows this often that it lives; monitoring calls 30 s without a sign dead.
+constexpr absl::Duration kIdleHeartbeat = absl::Seconds(5);
+// Longest single wait of Stop, which looks again after it: keeps sums of times far from overflow.
+constexpr absl::Duration kLongestWait = absl::Hours(1);
+
+}  // namespace
+
+Mailbox::Mailbox(std::int64_t max_waiting, Clock now, SchedulerMetrics& metrics)
+    : now_(std::move(now)), metrics_(metrics), queue_(max_waiting) {
+  base::MutexLock lock(&mutex_);
+  Beat();
+}
+
+absl::Status Mailbox::Post(std::unique_ptr<Sequence> sequence) {
+  base::MutexLock lock(&mutex_);
+  const std::string& id = sequence->request.id;
+  if (draining_) {
+    return absl::UnavailableError("the service is shutting down");
+  }
+  if (sequence->request.deadline <= sequence->submitted) {
+    return absl::DeadlineExceededError("the deadline passed before the request could be queued");
+  }
+  if (in_flight_.contains(id)) {
+    return absl::AlreadyExistsError(absl::StrCat("request id '", id, "' is in flight"));
+  }
+  if (queue_.full()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the queue is full: ", queue_.capacity(), " requests are waiting; try again later"));
+  }
+  sequence->id = base::SequenceId{next_sequence_++};
+  in_flight_.emplace(id, sequence->id);
+  queue_.Push(std::move(sequence));
+  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  work_.Signal();
+  return absl::OkStatus();
+}
+
+bool Mailbox::Cancel(absl::string_view request_id) {
+  base::MutexLock lock(&mutex_);
+  const auto found = in_flight_.find(request_id);
+  if (found == in_flight_.end()) {
+    return false;
+  }
+  // By sequence, which is never used again: a cancel that comes late cannot hit a later request of the same
+  // id.
+  cancelled_.push_back(found->second);
+  work_.Signal();
+  return true;
+}
+
+void Mailbox::BeginDrain() {
+  base::MutexLock lock(&mutex_);
+  draining_ = true;
+  work_.Signal();
+}
+
+bool Mailbox::Stop(absl::Time until) {
+  base::MutexLock lock(&mutex_);
+  draining_ = true;
+  work_.Signal();
+  while (!in_flight_.empty()) {
+    const absl::Duration left = until - now_();
+    if (left <= absl::ZeroDuration()) {
+      break;
+    }
+    idle_.WaitWithTimeout(&mutex_, std::min(left, kLongestWait));
+  }
+  const bool all_finished = in_flight_.empty();
+  stopping_ = true;
+  work_.Signal();
+  while (!exited_) {
+    idle_.Wait(&mutex_);
+  }
+  return all_finished;
+}
+
+LoadSnapshot Mailbox::load() const {
+  base::MutexLock lock(&mutex_);
+  LoadSnapshot snapshot = load_;
+  snapshot.waiting = queue_.size();
+  return snapshot;
+}
+
+Mail Mailbox::Wait(bool busy) {
+  base::MutexLock lock(&mutex_);
+  Beat();
+  while (!busy && queue_.empty() && cancelled_.empty() && !stopping_) {
+    work_.WaitWithTimeout(&mutex_, kIdleHeartbeat);
+    Beat();
+  }
+  return TakeMail();
+}
+
+Mail Mailbox::Collect() {
+  base::MutexLock lock(&mutex_);
+  Beat();
+  return TakeMail();
+}
+
+void Mailbox::Beat() {
+  load_.last_progress = now_();
+  metrics_.engine_heartbeat_timestamp_seconds.Set(
+      absl::ToDoubleSeconds(load_.last_progress - absl::UnixEpoch()));
+}
+
+Mail Mailbox::TakeMail() {
+  Mail mail;
+  mail.stop = stopping_;
+  for (const base::SequenceId id : std::exchange(cancelled_, {})) {
+    if (std::unique_ptr<Sequence> waiting = queue_.Remove(id); waiting != nullptr) {
+      mail.aborted.push_back(std::move(waiting));
+    } else {
+      mail.cancelled.push_back(id);
+    }
+  }
+  mail.expired = queue_.TakeExpired(now_());
+  if (draining_) {
+    mail.drained = queue_.TakeAll();
+  }
+  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  return mail;
+}
+
+std::unique_ptr<Sequence> Mailbox::PopWaiting() {
+  base::MutexLock lock(&mutex_);
+  std::unique_ptr<Sequence> sequence = queue_.Pop();
+  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  return sequence;
+}
+
+void Mailbox::PublishLoad(std::int64_t running, std::int64_t used_blocks, std::int64_t total_blocks) {
+  base::MutexLock lock(&mutex_);
+  load_.running = running;
+  load_.used_blocks = used_blocks;
+  load_.total_blocks = total_blocks;
+}
+
+void Mailbox::Retire(absl::string_view request_id) {
+  base::MutexLock lock(&mutex_);
+  in_flight_.erase(request_id);
+  if (in_flight_.empty()) {
+    idle_.SignalAll();
+  }
+}
+
+void Mailbox::Exit() {
+  base::MutexLock lock(&mutex_);
+  exited_ = true;
+  idle_.SignalAll();
+}
+
+}  // namespace comoe::batching

@@ -1,0 +1,71 @@
+// What the scheduler knows of each request it has accepted, and which of them are running.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/time/time.h"
+#include "engine/base/ids.h"
+#include "scheduler/batching/kv_block_manager.h"
+#include "scheduler/batching/request.h"
+#include "scheduler/batching/stop_conditions.h"
+
+namespace comoe::batching {
+
+enum class SequenceState {
+  kWaiting,     // in the queue
+  kPrefilling,  // running, no token yet
+  kDecoding,    // running, has had a token
+  kFinished     // its terminal event is on its way; never left
+};
+
+// A request from Submit to its terminal event. Owned by the request queue while it waits, by the sequence
+// table while it runs; whoever ends it takes it out of there first.
+struct Sequence {
+  base::SequenceId id;
+  Request request;
+  std::shared_ptr<RequestObserver> observer;
+  TokenLimit limit;
+  SequenceState state = SequenceState::kWaiting;
+
+  std::vector<base::TokenId> tokens;  // the prompt, then what was generated
+  std::int64_t num_prompt = 0;
+  std::int64_t num_computed = 0;     // rows the engine has run: positions [0, num_computed) are in the state
+  std::int64_t num_undelivered = 0;  // rows run since the last token was delivered
+  KvBlockManager::State blocks;
+
+  absl::Time submitted;
+  absl::Time started;
+  absl::Time first_token;
+  absl::Time last_token;
+
+  std::int64_t num_generated() const { return static_cast<std::int64_t>(tokens.size()) - num_prompt; }
+  // Rows still to be run; a running sequence always has at least one.
+  std::int64_t num_pending() const { return static_cast<std::int64_t>(tokens.size()) - num_computed; }
+
+  // waiting -> prefilling -> decoding, and from each of them to finished; anything else is a bug of ours.
+  void MoveTo(SequenceState next);
+};
+
+// The running sequences, in the order they arrived (ids are given out in that order). Owned by the engine
+// thread.
+class SequenceTable {
+ public:
+  void Add(std::unique_ptr<Sequence> sequence);
+  Sequence* Find(base::SequenceId id);  // nullptr if it is not running
+  // nullptr if it is not running.
+  std::unique_ptr<Sequence> Remove(base::SequenceId id);
+
+  bool empty() const { return sequences_.empty(); }
+  std::int64_t size() const { return static_cast<std::int64_t>(sequences_.size()); }
+  // Pointers live until Add or Remove.
+  std::vector<Sequence*> InOrder();
+  std::vector<const Sequence*> InOrder() const;
+
+ private:
+  absl::btree_map<base::SequenceId, std::unique_ptr<Sequence>> sequences_;
+};
+
+}  // namespace comoe::batching

@@ -1,0 +1,200 @@
+#include "server/inference_service.h"
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "engine/base/status_macros.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/messages.h"
+#include "server/status_conversion.h"
+
+namespace comoe::server {
+namespace {
+
+constexpr int kMaxAbortIds = 1024;
+
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const std::chrono::system_clock::time_point deadline = context.deadline();
+  return deadline == std::chrono::system_clock::time_point::max() ? absl::InfiniteFuture()
+                                                                  : absl::FromChrono(deadline);
+}
+
+// gRPC's side of a stream. Deletes itself in OnDone, after which the generation, which others may still hold, no
+// longer touches it: it has called Finish.
+class StreamReactor final : public grpc::ServerWriteReactor<v1::GenerateStreamResponse>, public StreamTransport {
+ public:
+  StreamReactor(grpc::CallbackServerContext& context, const v1::GenerateStreamRequest& request,
+                const GenerationServices& services)
+      : context_(context),
+        state_(services.state),
+        generation_(std::make_shared<StreamGeneration>(request, *this, DeadlineOf(context), services)) {
+    state_.OpenGeneration();
+  }
+  void Begin() { generation_->Start(); }
+
+  void OnCancel() override { generation_->Cancel(); }
+  void OnWriteDone(bool ok) override { generation_->WriteDone(ok); }
+  void OnDone() override {
+    state_.CloseGeneration();
+    delete this;
+  }
+
+  void Write(const v1::GenerateStreamResponse& message) override { StartWrite(&message); }
+  void WriteAndFinish(const v1::GenerateStreamResponse& message, const absl::Status& status) override {
+    StartWriteAndFinish(&message, grpc::WriteOptions(), ToGrpcStatus(status));
+  }
+  void Finish(const absl::Status& status) override {
+    grpc::ServerWriteReactor<v1::GenerateStreamResponse>::Finish(ToGrpcStatus(status));
+  }
+  void Abandon() override { context_.TryCancel(); }
+
+ private:
+  grpc::CallbackServerContext& context_;
+  ServingState& state_;
+  const std::shared_ptr<StreamGeneration> generation_;
+};
+
+class UnaryReactor final : public grpc::ServerUnaryReactor, public UnaryTransport {
+ public:
+  UnaryReactor(grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
+               v1::GenerateResponse& response, const GenerationServices& services)
+      : response_(response),
+        state_(services.state),
+        generation_(std::make_shared<UnaryGeneration>(request, *this, DeadlineOf(context), services)) {
+    state_.OpenGeneration();
+  }
+  void Begin() { generation_->Start(); }
+
+  void OnCancel() override { generation_->Cancel(); }
+  void OnDone() override {
+    state_.CloseGeneration();
+    delete this;
+  }
+
+  v1::GenerateResponse& response() override { return response_; }
+  void Finish(const absl::Status& status) override { grpc::ServerUnaryReactor::Finish(ToGrpcStatus(status)); }
+
+ private:
+  v1::GenerateResponse& response_;
+  ServingState& state_;
+  const std::shared_ptr<UnaryGeneration> generation_;
+};
+
+absl::StatusOr<const tokenizer::Tokenizer*> TokenizerOf(const ServingState& state, absl::string_view model,
+                                                        const Backend** backend) {
+  COMOE_ASSIGN_OR_RETURN(*backend, state.Accept());
+  COMOE_RETURN_IF_ERROR(CheckModel(model, (*backend)->model));
+  if ((*backend)->tokenizer == nullptr) {
+    return absl::FailedPreconditionError("the model has no tokenizer");
+  }
+  return (*backend)->tokenizer;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext* context,
+                                                     const v1::GenerateRequest* request,
+                                                     v1::GenerateResponse* response) {
+  auto* reactor = new UnaryReactor(*context, *request, *response, services_);
+  reactor->Begin();
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::GenerateStreamResponse>* InferenceService::GenerateStream(
+    grpc::CallbackServerContext* context, const v1::GenerateStreamRequest* request) {
+  auto* reactor = new StreamReactor(*context, *request, services_);
+  reactor->Begin();  // may finish it before this returns; gRPC keeps it alive until it is bound
+  return reactor;
+}
+
+template <typename Work>
+grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext* context, Method method,
+                                                     Work work) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto finish = [this, reactor, method](const absl::Status& status) {
+    Terminal terminal;
+    terminal.method = method;
+    terminal.code = status.code();
+    services_.metrics.RecordTerminal(terminal);
+    reactor->Finish(ToGrpcStatus(status));  // last: request and response are gone after it
+  };
+  if (!services_.workers.Post([finish, work] { finish(work()); })) {
+    finish(absl::ResourceExhaustedError("too many requests wait to be tokenised: try again later"));
+  }
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
+                                                     const v1::TokenizeRequest* request,
+                                                     v1::TokenizeResponse* response) {
+  return OnWorker(context, Method::kTokenize,
+                  [this, request, response] { return RunTokenize(*request, response); });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
+                                                       const v1::DetokenizeRequest* request,
+                                                       v1::DetokenizeResponse* response) {
+  return OnWorker(context, Method::kDetokenize,
+                  [this, request, response] { return RunDetokenize(*request, response); });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context,
+                                                  const v1::AbortRequest* request, v1::AbortResponse* response) {
+  return OnWorker(context, Method::kAbort, [this, request, response] { return RunAbort(*request, response); });
+}
+
+absl::Status InferenceService::RunTokenize(const v1::TokenizeRequest& request,
+                                           v1::TokenizeResponse* response) const {
+  const Backend* backend = nullptr;
+  COMOE_ASSIGN_OR_RETURN(const tokenizer::Tokenizer* tokenizer,
+                         TokenizerOf(services_.state, request.model(), &backend));
+  COMOE_RETURN_IF_ERROR(CheckTextBytes("text", request.text(), services_.limits));
+  if (request.return_offsets()) {
+    return absl::UnimplementedError(
+        "return_offsets: offsets of tokens are not supported by this server; Detokenize gives each token's bytes");
+  }
+  const bool add_special = request.has_add_special_tokens() ? request.add_special_tokens() : true;
+  COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids, tokenizer->Encode(request.text(), add_special));
+  response->mutable_token_ids()->Reserve(static_cast<int>(ids.size()));
+  for (const base::TokenId id : ids) {
+    response->add_token_ids(ToUint32(id));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InferenceService::RunDetokenize(const v1::DetokenizeRequest& request,
+                                             v1::DetokenizeResponse* response) const {
+  const Backend* backend = nullptr;
+  COMOE_ASSIGN_OR_RETURN(const tokenizer::Tokenizer* tokenizer,
+                         TokenizerOf(services_.state, request.model(), &backend));
+  COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids,
+                         ToTokenIds("token_ids", request.token_ids(), backend->model.vocab_size));
+  const bool skip_special = request.has_skip_special_tokens() ? request.skip_special_tokens() : true;
+  response->set_text(tokenizer->Decode(ids, skip_special));
+  return absl::OkStatus();
+}
+
+absl::Status InferenceService::RunAbort(const v1::AbortRequest& request, v1::AbortResponse* response) const {
+  COMOE_ASSIGN_OR_RETURN(const Backend* backend, services_.state.Loaded());
+  if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request_ids has ", request.request_ids_size(), " ids: 1 to ", kMaxAbortIds));
+  }
+  for (int i = 0; i < request.request_ids_size(); ++i) {
+    COMOE_RETURN_IF_ERROR(CheckRequestId(absl::StrCat("request_ids[", i, "]"), request.request_ids(i)));
+  }
+  std::uint32_t aborted = 0;
+  for (const std::string& id : request.request_ids()) {
+    aborted += backend->scheduler->Cancel(id) ? 1 : 0;
+  }
+  response->set_aborted(aborted);
+  return absl::OkStatus();
+}
+
+}  // namespace comoe::server

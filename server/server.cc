@@ -1,0 +1,250 @@
+#include "server/server.h"
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/grpcpp.h"
+#include "grpcpp/impl/server_builder_option.h"
+#include "server/admin_service.h"
+#include "server/generation.h"
+#include "server/health.h"
+#include "server/inference_service.h"
+#include "server/model_service.h"
+#include "server/output_threads.h"
+#include "server/worker_pool.h"
+
+namespace comoe::server {
+namespace {
+
+constexpr absl::Duration kTerminalEventTimeout = absl::Seconds(2);
+constexpr absl::Duration kGrpcShutdownTimeout = absl::Seconds(5);
+constexpr absl::Duration kWatchdogTimeout = absl::Seconds(5);
+constexpr int kWatchdogExitCode = 70;
+constexpr int kMsPerSecond = 1000;
+
+// Streams that one connection may have open: all that can run and wait, and room for questions.
+int MaxStreams(const batching::SchedulerOptions& scheduler) {
+  return static_cast<int>(scheduler.max_sequences + scheduler.max_waiting_requests + 64);
+}
+
+void Configure(const ServerConfig& config, grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(static_cast<int>(config.limits.max_message_bytes));
+  builder->SetMaxSendMessageSize(static_cast<int>(config.limits.max_answer_bytes));
+  // Otherwise a second server shares the port silently and gets half of the connections.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // A client may ping every 5 s with no data in flight; the default of 300 s cuts clients off in a long prefill.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5 * kMsPerSecond);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  // And the server finds out about peers that are gone.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30 * kMsPerSecond);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10 * kMsPerSecond);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, MaxStreams(config.scheduler));
+}
+
+// Reflection for this one server. The library's own switch is global: it would give it to every later server.
+class ReflectionOption final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+  }
+};
+
+// Ends the process unless told in time that there is no need.
+class Watchdog {
+ public:
+  explicit Watchdog(absl::Duration timeout) : thread_([this, timeout] { Run(absl::Now() + timeout); }) {}
+  ~Watchdog() {
+    {
+      base::MutexLock lock(&mutex_);
+      over_ = true;
+    }
+    wake_.Signal();
+    thread_.join();
+  }
+
+ private:
+  void Run(absl::Time until) {
+    base::MutexLock lock(&mutex_);
+    while (!over_) {
+      if (absl::Now() >= until) {
+        base::Log(base::LogLevel::kError, "server", "gRPC did not come to an end; the process is ended");
+        _exit(kWatchdogExitCode);
+      }
+      wake_.WaitWithTimeout(&mutex_, until - absl::Now());
+    }
+  }
+
+  base::Mutex mutex_;
+  base::CondVar wake_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+// Waits for the outcome of the warm-up.
+class WarmUpObserver final : public batching::RequestObserver {
+ public:
+  void OnStarted() override {}
+  void OnTokens(absl::Span<const batching::GeneratedToken> /*tokens*/) override {}
+  void OnFinished(const batching::RequestOutcome& outcome) override {
+    base::MutexLock lock(&mutex_);
+    outcome_ = outcome;
+    finished_ = true;
+    wake_.Signal();
+  }
+  // The scheduler ends the request at its deadline, so this returns.
+  batching::RequestOutcome Wait() {
+    base::MutexLock lock(&mutex_);
+    while (!finished_) {
+      wake_.Wait(&mutex_);
+    }
+    return outcome_;
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::CondVar wake_;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  batching::RequestOutcome outcome_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+struct Server::Parts {
+  Parts(const ServerConfig& config, ServingState& state, base::MetricsSink& sink)
+      : metrics(sink),
+        workers(config.tokenizer_threads, "comoe-tokenizer",
+                static_cast<std::size_t>(config.max_pending_requests)),
+        output(config.output_threads, "comoe-output"),
+        inference({state, workers, output, metrics, config.limits}),
+        models(state, metrics),
+        admin(state, config, metrics) {}
+
+  // In this order: gRPC goes first, then the threads, which may still run what gRPC has left, then what they use.
+  RequestMetrics metrics;
+  WorkerPool workers;
+  OutputThreads output;
+  InferenceService inference;
+  ModelService models;
+  AdminService admin;
+  std::unique_ptr<grpc::Server> grpc;
+  std::unique_ptr<Health> health;
+};
+
+Server::Server(const ServerConfig& config, base::MetricsSink& metrics)
+    : config_(config), metrics_(metrics), parts_(std::make_unique<Parts>(config_, state_, metrics)) {}
+
+Server::~Server() { Shutdown(); }
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerConfig& config, base::MetricsSink& metrics) {
+  COMOE_RETURN_IF_ERROR(ValidateServerConfig(config));
+  std::unique_ptr<Server> server(new Server(config, metrics));
+  COMOE_RETURN_IF_ERROR(server->Listen());
+  PublishBuildInfo(metrics);
+  return server;
+}
+
+absl::Status Server::Listen() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  if (IsLoopback(config_.listen)) {
+    builder.SetOption(std::make_unique<ReflectionOption>());
+  }
+  Configure(config_, &builder);
+  int port = 0;
+  builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&parts_->inference);
+  builder.RegisterService(&parts_->models);
+  builder.RegisterService(&parts_->admin);
+  parts_->grpc = builder.BuildAndStart();
+  if (parts_->grpc == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen,
+                                               ": another process has the port, or the address is not one of "
+                                               "this machine's; choose another with --listen"));
+  }
+  parts_->health = std::make_unique<Health>(parts_->grpc->GetHealthCheckService());
+  address_ = WithPort(config_.listen, port);
+  return absl::OkStatus();
+}
+
+absl::Status Server::WarmUp(const Backend& backend) {
+  batching::Request request;
+  request.id = "warm-up";
+  request.prompt = {backend.model.bos_token_id >= 0 ? backend.model.bos_token_id : 0};
+  if (backend.tokenizer != nullptr) {
+    COMOE_ASSIGN_OR_RETURN(std::vector<base::TokenId> tokens, backend.tokenizer->Encode("Hello", true));
+    if (!tokens.empty()) {
+      request.prompt = std::move(tokens);
+    }
+  }
+  request.sampling.temperature = 0.0F;
+  request.stop.max_tokens = 2;  // one from a prefill, one from a decode
+  request.stop.ignore_eos = true;
+  request.received = absl::Now();
+  request.deadline = absl::Now() + config_.warmup_timeout;
+  const auto observer = std::make_shared<WarmUpObserver>();
+  COMOE_RETURN_IF_ERROR(backend.scheduler->Submit(std::move(request), observer));
+  const batching::RequestOutcome outcome = observer->Wait();
+  if (!outcome.status.ok()) {
+    return outcome.status;
+  }
+  if (outcome.usage.completion_tokens < 1) {
+    return absl::InternalError(absl::StrCat("it gave no token and ended with ",
+                                            batching::FinishReasonName(outcome.reason)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Server::Serve(Backend backend) {
+  state_.SetBackend(std::move(backend));
+  const Backend& loaded = *state_.backend();
+  PublishModelInfo(loaded, metrics_);
+  if (const absl::Status status = WarmUp(loaded); !status.ok()) {
+    return base::Annotate(status, "the warm-up generation failed");
+  }
+  state_.SetPhase(Phase::kServing);
+  if (state_.phase() != Phase::kServing) {
+    return absl::UnavailableError("the server was told to stop while it started");
+  }
+  parts_->health->SetServing(true);
+  return absl::OkStatus();
+}
+
+void Server::BeginDrain() {
+  state_.SetPhase(Phase::kDraining);
+  if (parts_->health != nullptr) {
+    parts_->health->Shutdown();  // for good: a Serve that is about to say SERVING is too late
+  }
+  if (const Backend* backend = state_.backend(); backend != nullptr) {
+    backend->scheduler->BeginDrain();
+  }
+}
+
+bool Server::WaitUntilIdle(absl::Time until) { return state_.WaitUntilIdle(until); }
+
+void Server::Shutdown() {
+  if (shut_down_.exchange(true) || parts_->grpc == nullptr) {
+    return;
+  }
+  BeginDrain();
+  if (const Backend* backend = state_.backend(); backend != nullptr) {
+    backend->scheduler->Stop(absl::Now());
+  }
+  // Every generation has its outcome now; its terminal event goes out before gRPC cancels what is open.
+  state_.WaitUntilIdle(absl::Now() + kTerminalEventTimeout);
+  const Watchdog watchdog(kGrpcShutdownTimeout + kWatchdogTimeout);
+  parts_->grpc->Shutdown(absl::ToChronoTime(absl::Now() + kGrpcShutdownTimeout));
+  parts_->grpc->Wait();
+}
+
+}  // namespace comoe::server

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""The subcommands of comoe as a person uses them: output, exit code, and the one line an error gives."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+COMOE = ""
+ROOT = os.environ["COMOE_SOURCE_DIR"]
+DEMO = os.path.join(ROOT, "models", "moe-32x4-demo")
+FIXTURES = os.path.join(ROOT, "tests", "fixtures", "checkpoints")
+PROMPT = "It is a truth universally acknowledged, that"
+
+
+def run(*arguments, stdin=None):
+    return subprocess.run([COMOE, *arguments], input=stdin, capture_output=True, timeout=300, check=False)
+
+
+def golden_text():
+    with open(os.path.join(DEMO, "golden_greedy.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+class Generate(unittest.TestCase):
+    def test_greedy_text_is_the_reference(self):
+        case = golden_text()[0]
+        got = run("generate", "--model", DEMO, "--prompt", case["prompt"], "--greedy", "--max-tokens",
+                  str(len(case["output_ids"])))
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertEqual(got.stdout.decode(), case["text"] + "\n")
+        self.assertEqual(got.stderr, b"")
+
+    def test_a_seed_repeats_and_another_differs(self):
+        def sample(seed):
+            return run("generate", "--model", DEMO, "--prompt", PROMPT, "--seed", seed, "--temperature", "1.0",
+                       "--max-tokens", "32").stdout
+        self.assertEqual(sample("7"), sample("7"))
+        self.assertNotEqual(sample("7"), sample("8"))
+
+    def test_small_chunks_give_the_same_text(self):
+        def text(chunk):
+            return run("generate", "--model", DEMO, "--prompt", PROMPT, "--greedy", "--max-tokens", "16",
+                       "--max-batch-tokens", chunk).stdout
+        self.assertEqual(text("3"), text("512"))
+
+    def test_a_widened_model_writes_the_same_text(self):
+        case = golden_text()[0]
+        got = run("generate", "--model", DEMO, "--widen", "1024,768", "--prompt", case["prompt"], "--greedy",
+                  "--max-tokens", str(len(case["output_ids"])), "--quiet")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertEqual(got.stdout.decode(), case["text"] + "\n")
+
+
+class Tokenize(unittest.TestCase):
+    def test_there_and_back(self):
+        ids = run("tokenize", "--model", DEMO, PROMPT).stdout.decode().split()
+        self.assertEqual([int(i) for i in ids], golden_text()[0]["prompt_ids"])
+        self.assertEqual(run("tokenize", "--model", DEMO, "--decode", *ids).stdout.decode(), PROMPT + "\n")
+
+    def test_reads_standard_input_and_prints_json(self):
+        got = run("tokenize", "--model", DEMO, "--json", stdin=PROMPT.encode())
+        self.assertEqual(json.loads(got.stdout)["ids"], golden_text()[0]["prompt_ids"])
+
+    def test_invalid_utf8_is_refused(self):
+        got = run("tokenize", "--model", DEMO, stdin=b"\xff\xfe")
+        self.assertEqual(got.returncode, 1)
+        self.assertIn(b"UTF-8", got.stderr)
+
+
+class Inspect(unittest.TestCase):
+    def test_facts(self):
+        facts = json.loads(run("inspect", "--model", DEMO, "--json").stdout)
+        self.assertEqual(facts["architecture"], "qwen3_moe")
+        self.assertEqual((facts["layers"], facts["experts"], facts["experts_per_token"]), (8, 32, 4))
+        self.assertAlmostEqual(facts["total_parameters"], 13.2e6, delta=0.1e6)
+        self.assertEqual(facts["expert_bytes"], 3 * 256 * 48 * 2)
+        self.assertEqual(facts["all_expert_bytes"], facts["expert_bytes"] * 8 * 32)
+        self.assertIn(b"routed experts", run("inspect", "--model", DEMO).stdout)
+
+
+class EvalAndWiden(unittest.TestCase):
+    def test_nll_is_the_first_number(self):
+        path = os.path.join(DEMO, "golden_nll.json")
+        with open(path, encoding="utf-8") as file:
+            reference = json.load(file)["heldout_first_4096_tokens_as_8x512_nll"]
+        got = run("eval", "--model", DEMO, "--ids", path, "--quiet")
+        self.assertAlmostEqual(float(got.stdout.split()[0]), reference, delta=1e-3)
+
+    def test_widen_writes_a_checkpoint_that_verifies(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "wide")
+            got = run("widen", "--model", DEMO, "--hidden", "512", "--intermediate", "64", "--out", out, "--quiet")
+            self.assertEqual(got.returncode, 0, got.stderr)
+            for name in ("golden_greedy.json",):
+                with open(os.path.join(DEMO, name), "rb") as source, open(os.path.join(out, name), "wb") as target:
+                    target.write(source.read())
+            got = run("verify", out)
+            self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+            self.assertIn(b"10 of 10", got.stdout)
+
+
+class Errors(unittest.TestCase):
+    def check(self, arguments, *words, code=1):
+        got = run(*arguments)
+        self.assertEqual(got.returncode, code, (arguments, got.stdout, got.stderr))
+        lines = got.stderr.decode().strip().splitlines()
+        if code == 1:
+            self.assertEqual(len(lines), 1, lines)
+        for word in words:
+            self.assertIn(word, got.stderr.decode())
+
+    def test_one_clear_line(self):
+        self.check(["generate", "--model", "/nowhere", "--prompt", "x"], "/nowhere", "config.json")
+        self.check(["generate", "--prompt", "x"], "--model")
+        self.check(["generate", "--model", DEMO, "--prompt", ""], "prompt")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--max-tokens", "0"], "--max-tokens")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--temperature", "nan"], "temperature")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--top-p", "0"], "top_p")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--device", "cuda"], "cuda", "supported")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--policy", "lru"], "lru", "resident")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--expert-cache-fraction", "0.5"], "tiers")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--kv-bytes", "lots"], "lots", "GiB")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--kv-bytes", "10"], "--kv-bytes")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--kv-bytes", "900GiB"], "does not fit")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--widen", "10"], "--widen")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--widen", "128,768"], "128")
+        self.check(["generate", "--model", os.path.join(FIXTURES, "mixtral"), "--prompt", "x"], "tokenizer.json")
+        self.check(["generate", "--server", "127.0.0.1:1", "--prompt", "x"], "127.0.0.1:1")
+        self.check(["verify", os.path.join(ROOT, "docs")], "no references")
+        self.check(["eval", "--model", DEMO, "--ids", os.path.join(DEMO, "config.json")], "config.json", "ids")
+        self.check(["health", "--server", "127.0.0.1:1"], "127.0.0.1:1")
+
+    def test_usage_errors(self):
+        self.assertNotEqual(run().returncode, 0)
+        self.assertNotEqual(run("fly").returncode, 0)
+        self.assertEqual(run("--help").returncode, 0)
+        self.assertEqual(run("--version").stdout.split()[0], b"comoe")
+
+    def test_verify_fails_when_a_reference_differs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = os.path.join(FIXTURES, "qwen3_moe")
+            for name in os.listdir(source):
+                with open(os.path.join(source, name), "rb") as file:
+                    content = file.read()
+                if name == "golden.safetensors":
+                    content = content[:-4] + b"\x00\x00\x80\x7f"
+                with open(os.path.join(folder, name), "wb") as file:
+                    file.write(content)
+            got = run("verify", folder)
+            self.assertEqual(got.returncode, 1)
+            self.assertIn(b"FAIL golden.json logits", got.stdout)
+
+
+if __name__ == "__main__":
+    COMOE = sys.argv.pop(1)
+    unittest.main()
