@@ -44,7 +44,6 @@ class Bundle final : public EngineBundle {
   // In the order of their dependence: destroyed last to first.
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<api::ExpertDirector> director_;
-  std::unique_ptr<api::ExpertDirector> recorder_;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
   std::unique_ptr<api::Engine> engine_;
   std::string description_;
@@ -116,11 +115,14 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
   parts.kernels = options.kernels == "ref" ? &kernels::RefKernels() : &kernels::CpuKernels();
   parts.device = bundle.device_.get();
   bundle.director_ = routing::MakeResidentDirector(parts.info);
-  parts.director = bundle.director_.get();
   if (options.routing_observer) {
-    bundle.recorder_ = routing::MakeTraceRecorder(*bundle.director_, options.routing_observer);
-    parts.director = bundle.recorder_.get();
+    bundle.director_ = routing::MakeTraceRecorder(
+        std::move(bundle.director_),
+        [observer = options.routing_observer](const api::RoutingObservation& seen, absl::Span<const routing::TraceRow>) {
+          observer(seen);
+        });
   }
+  parts.director = bundle.director_.get();
   parts.max_rows = options.max_batch_tokens;
   parts.max_sequences = options.max_sequences;
   parts.kv_bytes = kv_bytes;

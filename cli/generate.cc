@@ -60,7 +60,7 @@ absl::Status GenerateHere(const GenerateOptions& options) {
     return absl::InvalidArgumentError("the prompt is empty, and this model adds no token of its own: write a --prompt");
   }
   OfflineSequence sequence(bundle->engine());
-  tokenizer::StreamDecoder decoder(*tokenizer, /*skip_special_tokens=*/true);
+  tokenizer::StreamDecoder decoder(tokenizer, /*skip_special_tokens=*/true);
   for (std::int64_t i = 0; i < options.remote.max_tokens; ++i) {
     if (sequence.position() + static_cast<std::int64_t>(next.size()) > bundle->engine().capacity().max_positions) {
       break;  // the context is full: what there is, is the answer
@@ -73,7 +73,8 @@ absl::Status GenerateHere(const GenerateOptions& options) {
     WriteText(text);
     next = {*result.token};
   }
-  WriteText(absl::StrCat(decoder.Flush(), "\n"));
+  COMOE_ASSIGN_OR_RETURN(const std::string rest, decoder.Flush());
+  WriteText(absl::StrCat(rest, "\n"));
   return absl::OkStatus();
 }
 

@@ -45,12 +45,14 @@ absl::Status VerifyTokenizer(const std::string& directory, std::vector<Check>& c
                          tokenizer::Tokenizer::Load(directory + "/tokenizer.json"));
   COMOE_ASSIGN_OR_RETURN(const tokenizer::GoldenReport report,
                          tokenizer::VerifyGolden(*tokenizer, directory + "/golden.json"));
-  checks.push_back({"golden.json encodings", report.encodings_equal == report.cases,
-                    absl::StrCat(report.encodings_equal, " of ", report.cases, " equal")});
-  checks.push_back({"golden.json decodings", report.decodings_equal == report.cases,
-                    absl::StrCat(report.decodings_equal, " of ", report.cases, " equal")});
-  for (const std::string& mismatch : report.mismatches) {
-    checks.push_back({"golden.json", false, mismatch});
+  const std::string cases = absl::StrCat(" equal, ", report.cases, " cases with and without special tokens");
+  checks.push_back({"golden.json encodings", report.encodings_equal == report.encodings,
+                    absl::StrCat(report.encodings_equal, " of ", report.encodings, cases)});
+  checks.push_back({"golden.json decodings", report.decodings_equal == report.decodings,
+                    absl::StrCat(report.decodings_equal, " of ", report.decodings, cases)});
+  for (const tokenizer::GoldenMismatch& mismatch : report.first_mismatches) {
+    checks.push_back({absl::StrCat("golden.json[", mismatch.case_index, "].", mismatch.what), false,
+                      absl::StrCat("expected ", mismatch.expected, ", got ", mismatch.got)});
   }
   return absl::OkStatus();
 }

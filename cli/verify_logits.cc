@@ -8,7 +8,7 @@
 #include "cli/json_file.h"
 #include "cli/verify.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/tensor_source.h"
 
 namespace comoe::cli {
 namespace {

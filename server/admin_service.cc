@@ -10,7 +10,7 @@
 namespace comoe::server {
 namespace {
 
-v1::ServerState ToMessage(Phase phase) {
+v1::ServerState StateOf(Phase phase) {
   switch (phase) {
     case Phase::kLoading:
       return v1::SERVER_STATE_LOADING;
@@ -42,7 +42,7 @@ grpc::ServerUnaryReactor* AdminService::GetServerInfo(grpc::CallbackServerContex
                                                       const v1::GetServerInfoRequest* /*request*/,
                                                       v1::GetServerInfoResponse* response) {
   response->set_version(std::string(Version()));
-  response->set_state(ToMessage(state_.phase()));
+  response->set_state(StateOf(state_.phase()));
   ToMessage(start_time_, response->mutable_start_time());
   ToMessage(MonotonicNow() - start_, response->mutable_uptime());
   if (const Backend* backend = state_.backend(); backend != nullptr) {

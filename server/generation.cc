@@ -249,13 +249,17 @@ void Generation::set_write_in_flight() {
 
 absl::Duration Generation::write_age() const { return MonotonicNow() - write_started_; }
 
-void Generation::TakePending(google::protobuf::RepeatedField<std::uint32_t>* ids, std::string* text) {
+template <typename Message>
+void Generation::TakePending(Message* message) {
   for (const base::TokenId id : pending_) {
     if (spec_.output.return_token_ids) {
-      ids->Add(ToUint32(id));
+      message->add_token_ids(ToUint32(id));
+    }
+    if (spec_.output.return_token_pieces) {
+      message->add_token_pieces(backend_->tokenizer->TokenBytes(id));
     }
     if (text_.has_value()) {
-      text_->Push(id, text);
+      text_->Push(id, message->mutable_text());
     }
   }
   num_taken_ += static_cast<std::int64_t>(pending_.size());
@@ -263,7 +267,7 @@ void Generation::TakePending(google::protobuf::RepeatedField<std::uint32_t>* ids
   if (outcome_.has_value() && !flushed_) {
     flushed_ = true;
     if (text_.has_value()) {
-      text_->Flush(text);
+      text_->Flush(message->mutable_text());
     }
   }
 }
@@ -378,8 +382,8 @@ void StreamGeneration::WriteStarted() {
 bool StreamGeneration::WriteDelta() {
   message_.Clear();
   v1::GenerateStreamResponse::Delta* delta = message_.mutable_delta();
-  TakePending(delta->mutable_token_ids(), delta->mutable_text());
-  if (delta->token_ids().empty() && delta->text().empty()) {
+  TakePending(delta);
+  if (delta->token_ids().empty() && delta->token_pieces().empty() && delta->text().empty()) {
     return false;
   }
   if (spec().output.include_usage_every_chunk) {
@@ -425,7 +429,7 @@ void UnaryGeneration::Advance() {
     return;
   }
   if (!nothing_left()) {
-    TakePending(choice_.mutable_token_ids(), choice_.mutable_text());
+    TakePending(&choice_);
   }
   if (!outcome().has_value()) {
     return;

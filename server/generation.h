@@ -96,8 +96,10 @@ class Generation : public batching::RequestObserver,
   const std::optional<batching::RequestOutcome>& outcome() const { return outcome_; }
   // Tokens that have not been taken yet, and the text that they add.
   std::size_t num_pending_tokens() const { return pending_.size(); }
-  // Appends all pending tokens' ids and text, as far as they are wanted; with everything held back at the end.
-  void TakePending(google::protobuf::RepeatedField<std::uint32_t>* ids, std::string* text);
+  // Appends what all pending tokens add to `message` (a Delta or a Choice), as far as it is wanted; with the text
+  // that was held back at the end.
+  template <typename Message>
+  void TakePending(Message* message);
   std::int64_t num_taken_tokens() const { return num_taken_; }
   bool nothing_left() const { return pending_.empty() && (flushed_ || !outcome_.has_value()); }
 

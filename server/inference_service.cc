@@ -155,11 +155,18 @@ absl::Status InferenceService::RunTokenize(const v1::TokenizeRequest& request,
   COMOE_ASSIGN_OR_RETURN(const tokenizer::Tokenizer* tokenizer,
                          TokenizerOf(services_.state, request.model(), &backend));
   COMOE_RETURN_IF_ERROR(CheckTextBytes("text", request.text(), services_.limits));
-  if (request.return_offsets()) {
-    return absl::UnimplementedError(
-        "return_offsets: offsets of tokens are not supported by this server; Detokenize gives each token's bytes");
-  }
   const bool add_special = request.has_add_special_tokens() ? request.add_special_tokens() : true;
+  if (request.return_offsets()) {
+    COMOE_ASSIGN_OR_RETURN(const std::vector<tokenizer::TokenSpan> spans,
+                           tokenizer->EncodeWithOffsets(request.text(), add_special));
+    for (const tokenizer::TokenSpan& span : spans) {
+      response->add_token_ids(ToUint32(span.id));
+      v1::TokenOffset* offset = response->add_offsets();
+      offset->set_begin(static_cast<std::uint32_t>(span.begin_bytes));
+      offset->set_end(static_cast<std::uint32_t>(span.end_bytes));
+    }
+    return absl::OkStatus();
+  }
   COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids, tokenizer->Encode(request.text(), add_special));
   response->mutable_token_ids()->Reserve(static_cast<int>(ids.size()));
   for (const base::TokenId id : ids) {
@@ -176,7 +183,16 @@ absl::Status InferenceService::RunDetokenize(const v1::DetokenizeRequest& reques
   COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids,
                          ToTokenIds("token_ids", request.token_ids(), backend->model.vocab_size));
   const bool skip_special = request.has_skip_special_tokens() ? request.skip_special_tokens() : true;
-  response->set_text(tokenizer->Decode(ids, skip_special));
+  absl::StatusOr<std::string> text = tokenizer->Decode(ids, skip_special);
+  if (!text.ok()) {
+    return base::Annotate(text.status(), "token_ids");
+  }
+  response->set_text(*std::move(text));
+  for (const base::TokenId id : ids) {
+    if (!skip_special || !tokenizer->IsSpecial(id)) {
+      response->mutable_raw()->append(tokenizer->TokenBytes(id));
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -176,17 +176,15 @@ absl::Status CheckUnbuiltOutput(const v1::OutputOptions& output) {
   if (output.prefill_only()) {
     return NotBuilt("output.prefill_only", "running a prompt without generating", "use max_tokens 1");
   }
-  if (output.return_token_pieces()) {
-    return NotBuilt("output.return_token_pieces", "returning the bytes of tokens", "use Detokenize");
-  }
   return absl::OkStatus();
 }
 
 absl::Status ParseOutput(const v1::OutputOptions& output, const RequestBounds& bounds, GenerationSpec* spec) {
   COMOE_RETURN_IF_ERROR(CheckUnbuiltOutput(output));
-  if (output.return_text() && !bounds.has_tokenizer) {
-    return absl::FailedPreconditionError("output.return_text: the model has no tokenizer, so there is no text");
+  if ((output.return_text() || output.return_token_pieces()) && !bounds.has_tokenizer) {
+    return absl::FailedPreconditionError("output: the model has no tokenizer, so there is no text");
   }
+  spec->output.return_token_pieces = output.return_token_pieces();
   if (output.has_return_token_ids()) {
     spec->output.return_token_ids = output.return_token_ids();
   }

@@ -29,6 +29,7 @@ struct RequestBounds {
 struct OutputSpec {
   bool return_token_ids = true;
   bool return_text = true;
+  bool return_token_pieces = false;
   bool skip_special_tokens = true;
   bool include_stop_in_output = false;
   bool include_usage_every_chunk = true;  // streams

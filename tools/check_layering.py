@@ -59,7 +59,7 @@ THIRD_PARTY = {
     "utf8proc.h": ("engine/tokenizer",), "pcre2.h": ("engine/tokenizer",),
     "hwy/": ("engine/kernels",), "immintrin.h": ("engine/kernels",),
     "xxhash.h": ("engine/base", "engine/checkpoint", "engine/experts"),
-    "zip.h": ("engine/checkpoint",),
+    "zip.h": ("engine/checkpoint", "tests"),
     "cuda": CUDA, "cublas": CUDA, "cudnn": CUDA, "curand": CUDA, "cub/": CUDA, "thrust/": CUDA, "nccl": CUDA,
     "nvml": CUDA, "nvrtc": CUDA, "nvtx": CUDA, "cooperative_groups": CUDA, "mma.h": CUDA,
     "device_launch_parameters.h": CUDA,

@@ -197,6 +197,12 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenShards(const std::string& dire
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenSafetensorsFile(const std::string& path) {
+  Builder builder;
+  COMOE_RETURN_IF_ERROR(builder.AddFile(path, path, nullptr));
+  return builder.Build();
+}
+
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenSafetensors(const std::string& directory) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(directory, error);
@@ -211,9 +217,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> OpenSafetensors(const std::string&
   }
   const std::string single = absl::StrCat(directory, "/", kSingleFile);
   if (std::filesystem::exists(std::filesystem::status(single, error))) {
-    Builder builder;
-    COMOE_RETURN_IF_ERROR(builder.AddFile(single, kSingleFile, nullptr));
-    return builder.Build();
+    return OpenSafetensorsFile(single);
   }
   if (std::filesystem::exists(std::filesystem::status(absl::StrCat(directory, "/", kIndexFile), error))) {
     return OpenShards(directory);

@@ -47,6 +47,7 @@ class TensorSource {
 
 // Opens DIR/model.safetensors, or the shards of DIR/model.safetensors.index.json. Everything in the headers
 // is checked before use; INVALID_ARGUMENT names file and field.
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenSafetensorsFile(const std::string& path);  // one file
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenSafetensors(const std::string& directory);
 
 }  // namespace comoe::checkpoint

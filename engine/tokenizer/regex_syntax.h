@@ -33,7 +33,8 @@ absl::StatusOr<char32_t> ParseCharacterEscape(absl::string_view pattern, std::si
 // `c` as a literal, for use inside and outside a class.
 std::string QuoteForRegex(char32_t c);
 
-// The inside of a class with Oniguruma's \w.
-inline constexpr absl::string_view kWordItems = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// The inside of a class with Oniguruma's \w. Of the other numbers it has those of Latin-1 only.
+inline constexpr absl::string_view kWordItems =
+    "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
 }  // namespace comoe::tokenizer

@@ -2,6 +2,7 @@
 
 #include <utf8proc.h>
 
+#include "engine/tokenizer/unicode_reference.h"
 #include "engine/tokenizer/utf8.h"
 
 namespace comoe::tokenizer {
@@ -43,9 +44,9 @@ bool IsPunctuation(char32_t c) {
     case UTF8PROC_CATEGORY_PI:
     case UTF8PROC_CATEGORY_PF:
     case UTF8PROC_CATEGORY_PO:
-      return true;
+      return !IsPunctuationOtherwiseInReference(c);
     default:
-      return false;
+      return IsPunctuationOtherwiseInReference(c);
   }
 }
 
@@ -54,8 +55,9 @@ bool IsMark(char32_t c) {
     return false;
   }
   const utf8proc_category_t category = CategoryOf(c);
-  return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
-         category == UTF8PROC_CATEGORY_ME;
+  const bool is_mark = category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
+                       category == UTF8PROC_CATEGORY_ME;
+  return is_mark != IsMarkOtherwiseInReference(c);
 }
 
 bool IsWordCharacter(char32_t c) {

@@ -1,4 +1,5 @@
-// Properties of code points, as the tokenizer components define them. Pure functions over Unicode 13 tables.
+// Properties of code points, as the tokenizer components define them. Pure functions over Unicode 15
+// tables, except where the reference's older ones say otherwise (unicode_reference.h).
 #pragma once
 
 #include <string>

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "engine/tokenizer/unicode_reference.h"
 #include "engine/tokenizer/utf8.h"
 
 namespace comoe::tokenizer {
@@ -31,6 +32,10 @@ struct Item {
 };
 
 std::size_t Decompose(char32_t c, bool compatibility, std::array<utf8proc_int32_t, kMaxDecomposition>* out) {
+  if (IsWholeInReference(c)) {
+    (*out)[0] = static_cast<utf8proc_int32_t>(c);
+    return 1;
+  }
   int options = UTF8PROC_DECOMPOSE | UTF8PROC_STABLE;
   if (compatibility) {
     options |= UTF8PROC_COMPAT;
@@ -47,7 +52,9 @@ std::size_t Decompose(char32_t c, bool compatibility, std::array<utf8proc_int32_
 }
 
 int CombiningClass(char32_t c) {
-  return c < 0x300 ? 0 : utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class;
+  const int combining_class =
+      c < 0x300 ? 0 : utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class;
+  return combining_class != 0 && IsMarkOtherwiseInReference(c) ? 0 : combining_class;
 }
 
 // The primary composites. The library composes whole strings only and says nothing about which parts went

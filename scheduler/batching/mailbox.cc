@@ -39,6 +39,7 @@ absl::Status Mailbox::Post(std::unique_ptr<Sequence> sequence) {
   }
   sequence->id = base::SequenceId{next_sequence_++};
   in_flight_.emplace(id, sequence->id);
+  ++num_unended_;
   queue_.Push(std::move(sequence));
   metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
   work_.Signal();
@@ -68,14 +69,14 @@ bool Mailbox::Stop(absl::Time until) {
   base::MutexLock lock(&mutex_);
   draining_ = true;
   work_.Signal();
-  while (!in_flight_.empty()) {
+  while (num_unended_ > 0) {
     const absl::Duration left = until - now_();
     if (left <= absl::ZeroDuration()) {
       break;
     }
     idle_.WaitWithTimeout(&mutex_, std::min(left, kLongestWait));
   }
-  const bool all_finished = in_flight_.empty();
+  const bool all_finished = num_unended_ == 0;
   stopping_ = true;
   work_.Signal();
   while (!exited_) {
@@ -145,10 +146,14 @@ void Mailbox::PublishLoad(std::int64_t running, std::int64_t used_blocks, std::i
   load_.total_blocks = total_blocks;
 }
 
-void Mailbox::Retire(absl::string_view request_id) {
+void Mailbox::FreeId(absl::string_view request_id) {
   base::MutexLock lock(&mutex_);
   in_flight_.erase(request_id);
-  if (in_flight_.empty()) {
+}
+
+void Mailbox::CountEnd() {
+  base::MutexLock lock(&mutex_);
+  if (--num_unended_ == 0) {
     idle_.SignalAll();
   }
 }

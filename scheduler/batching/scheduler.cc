@@ -372,10 +372,10 @@ void SchedulerImpl::Finish(SequencePtr sequence, FinishReason reason, const absl
       reason == FinishReason::kDraining) {
     metrics_.tokens_discarded_abort_total.Increment(static_cast<double>(sequence->num_undelivered));
   }
-  sequence->observer->OnFinished(outcome);
 
-  // Last, so that whoever sees nothing in flight has heard of everything.
-  mailbox_.Retire(sequence->request.id);
+  mailbox_.FreeId(sequence->request.id);
+  sequence->observer->OnFinished(outcome);
+  mailbox_.CountEnd();
 }
 
 // Invariants 1 to 4 of a step about to run; 5 is asserted in Admit, 6 in Finish, 7 in Sequence::MoveTo.

@@ -19,6 +19,7 @@
 #include "engine/kernels/cpu/panels.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/tensor/dtype.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -46,6 +47,10 @@ constexpr int kMaxPanels = 4;
 constexpr std::int64_t kPackedFloats = 6144;
 constexpr std::int64_t kSavedPanels = 16;
 constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
+
+// Weights are asked for this far ahead, across the pages at which the hardware's own prefetchers stop: 8 rows of
+// 2048 x 2048 from memory took 1.3 ms without, 1.0 at 512, 0.8 at 2048.
+constexpr std::int64_t kPrefetchBytes = 2048;
 
 template <DType kType>
 struct Pair;  // One pair of inputs of a panel: Load gives register v of the even and of the odd input.
@@ -137,6 +142,10 @@ HWY_NOINLINE void Tile(const Inputs& in, float* HWY_RESTRICT saved, float* HWY_R
     F32Vec w_even[kV];
     F32Vec w_odd[kV];
     COMOE_UNROLL
+    for (int n = 0; n < N; ++n) {
+      hwy::Prefetch(w + n * in.panel_bytes + kPrefetchBytes);
+    }
+    COMOE_UNROLL
     for (int v = 0; v < kV; ++v) {
       Pair<kType>::Load(w + v / kVecs * in.panel_bytes, v % kVecs, w_even[v], w_odd[v]);
     }
@@ -191,13 +200,49 @@ struct Rows {
 
   // packed[k - first][r] = row[r][k]
   void Pack(std::int64_t first, std::int64_t count, float* HWY_RESTRICT packed) const {
-    for (std::int64_t k = first; k < first + count; ++k) {
+    constexpr int kQuads = HWY_TARGET == HWY_SCALAR ? 0 : R / 4 * 4;  // rows that go four at a time
+    const std::int64_t whole = count / 4 * 4;
+    for (std::int64_t k = 0; k < whole; k += 4) {
       COMOE_UNROLL
-      for (int r = 0; r < R; ++r) {
-        packed[r] = row[r][k];
+      for (int r = 0; r < kQuads; r += 4) {
+        Turn4x4(row + r, first + k, packed + k * R + r);
       }
-      packed += R;
+      COMOE_UNROLL
+      for (int r = kQuads; r < R; ++r) {
+        for (std::int64_t i = k; i < k + 4; ++i) {
+          packed[i * R + r] = row[r][first + i];
+        }
+      }
     }
+    for (std::int64_t k = whole; k < count; ++k) {
+      for (int r = 0; r < R; ++r) {
+        packed[k * R + r] = row[r][first + k];
+      }
+    }
+  }
+
+  // to[i * R + r] = from[r][k + i] for i and r below 4.
+  static HWY_INLINE void Turn4x4(const float* const* from, std::int64_t k, float* HWY_RESTRICT to) {
+#if HWY_TARGET != HWY_SCALAR
+    const hn::CappedTag<float, 4> d;
+    const hn::RepartitionToWide<hn::CappedTag<float, 4>> wide;
+    const auto a = hn::LoadU(d, from[0] + k);
+    const auto b = hn::LoadU(d, from[1] + k);
+    const auto c = hn::LoadU(d, from[2] + k);
+    const auto e = hn::LoadU(d, from[3] + k);
+    const auto ab_low = hn::BitCast(wide, hn::InterleaveLower(d, a, b));
+    const auto ce_low = hn::BitCast(wide, hn::InterleaveLower(d, c, e));
+    const auto ab_high = hn::BitCast(wide, hn::InterleaveUpper(d, a, b));
+    const auto ce_high = hn::BitCast(wide, hn::InterleaveUpper(d, c, e));
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, ab_low, ce_low)), d, to);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, ab_low, ce_low)), d, to + R);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, ab_high, ce_high)), d, to + 2 * R);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, ab_high, ce_high)), d, to + 3 * R);
+#else
+    static_cast<void>(from);
+    static_cast<void>(k);
+    static_cast<void>(to);
+#endif
   }
 };
 

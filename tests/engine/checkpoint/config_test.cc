@@ -17,13 +17,15 @@ using ::testing::ElementsAre;
 using Json = nlohmann::json;
 
 ModelConfig ParseFixture(const std::string& name) {
-  const absl::StatusOr<ModelConfig> config = ParseModelConfig(ReadText(FixtureDir(name) + "/config.json"), name);
+  const absl::StatusOr<ModelConfig> config =
+      ParseModelConfig(ReadText(FixtureDir(name) + "/config.json"), name);
   EXPECT_TRUE(config.ok()) << name << ": " << config.status();
   return config.ok() ? *config : ModelConfig();
 }
 
 // The fixture's config with some fields changed; null removes nothing, it sets null.
-absl::StatusOr<ModelConfig> ParseChanged(const std::string& fixture, const std::function<void(Json&)>& change) {
+absl::StatusOr<ModelConfig> ParseChanged(const std::string& fixture,
+                                         const std::function<void(Json&)>& change) {
   Json json = Json::parse(ReadText(FixtureDir(fixture) + "/config.json"));
   change(json);
   return ParseModelConfig(json.dump(), "config.json");
@@ -108,7 +110,8 @@ TEST(ModelConfig, Qwen2MoeWithoutLayerTypesAlternatesBelowMaxWindowLayers) {
   const auto same = ParseChanged("qwen2_moe_swa_step2", [](Json& json) { json.erase("layer_types"); });
   ASSERT_TRUE(same.ok()) << same.status();
   EXPECT_THAT(Windows(*same), ElementsAre(8, 0, 0, 0));  // what the fixture's layer_types say
-  const auto unused = ParseChanged("qwen2_moe_swa_step2", [](Json& json) { json["use_sliding_window"] = false; });
+  const auto unused =
+      ParseChanged("qwen2_moe_swa_step2", [](Json& json) { json["use_sliding_window"] = false; });
   ASSERT_TRUE(unused.ok()) << unused.status();
   EXPECT_THAT(Windows(*unused), ElementsAre(0, 0, 0, 0));
 }
@@ -158,9 +161,10 @@ TEST(ModelConfig, Qwen3MoeRopeVariants) {
 
 TEST(ModelConfig, YarnDefaults) {
   const auto config = ParseChanged("qwen3_moe", [](Json& json) {
-    json["rope_parameters"] = {{"rope_type", "yarn"},        {"rope_theta", 5e5},  {"attention_factor", 1.25},
-                               {"original_max_position_embeddings", 128}, {"beta_fast", nullptr}, {"mscale", 0.5},
-                               {"mscale_all_dim", 1},        {"truncate", false}};
+    json["rope_parameters"] = {{"rope_type", "yarn"},      {"rope_theta", 5e5},
+                               {"attention_factor", 1.25}, {"original_max_position_embeddings", 128},
+                               {"beta_fast", nullptr},     {"mscale", 0.5},
+                               {"mscale_all_dim", 1},      {"truncate", false}};
   });
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_DOUBLE_EQ(config->rope.factor, 4.0);  // max_position_embeddings / original
@@ -238,7 +242,8 @@ TEST(ModelConfig, BothSpellingsOfExpertCountMustAgree) {
 
 TEST(GenerationDefaults, ReadsWhatIsThereAndKeepsDefaults) {
   const auto read = ParseGenerationDefaults(
-      R"({"do_sample": true, "temperature": 0.8, "top_p": 0.95, "top_k": 20, "eos_token_id": [5, 6]})", "g.json");
+      R"({"do_sample": true, "temperature": 0.8, "top_p": 0.95, "top_k": 20, "eos_token_id": [5, 6]})",
+      "g.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->do_sample);
   EXPECT_DOUBLE_EQ(read->temperature, 0.8);
@@ -250,8 +255,8 @@ TEST(GenerationDefaults, ReadsWhatIsThereAndKeepsDefaults) {
   EXPECT_FALSE(empty->do_sample);
   EXPECT_DOUBLE_EQ(empty->temperature, 1.0);
   EXPECT_EQ(empty->top_k, 0);
-  for (const char* bad : {R"({"temperature": -1})", R"({"top_p": 1.5})", R"({"top_p": "1"})", R"({"top_k": 1.5})",
-                          R"({"do_sample": 1})", "[]", ""}) {
+  for (const char* bad : {R"({"temperature": -1})", R"({"top_p": 1.5})", R"({"top_p": "1"})",
+                          R"({"top_k": 1.5})", R"({"do_sample": 1})", "[]", ""}) {
     const auto refused = ParseGenerationDefaults(bad, "g.json");
     EXPECT_FALSE(refused.ok()) << bad;
     EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("g.json")) << bad;

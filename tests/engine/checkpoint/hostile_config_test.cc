@@ -29,7 +29,8 @@ struct Case {
 std::vector<Case> Cases() {
   const std::int64_t huge = std::int64_t{1} << 62;
   return {
-      {"mixtral", "model_type", "llama", kUnsupported, "supported architectures are mixtral, qwen2_moe, qwen3_moe, olmoe"},
+      {"mixtral", "model_type", "llama", kUnsupported,
+       "supported architectures are mixtral, qwen2_moe, qwen3_moe, olmoe"},
       {"mixtral", "model_type", "evil\nname", kUnsupported, "evil\\nname"},
       {"mixtral", "model_type", 7, kInvalid, "a text is needed"},
       {"mixtral", "model_type", nullptr, kInvalid, "missing"},
@@ -79,15 +80,27 @@ std::vector<Case> Cases() {
       {"mixtral", "rope_scaling", {{"type", "linear"}, {"factor", 0}}, kInvalid, "factor"},
       {"mixtral", "rope_scaling", {{"type", "yarn"}, {"factor", 0.5}}, kInvalid, "factor"},
       {"mixtral", "rope_scaling", {{"type", "llama3"}, {"factor", 8}}, kInvalid, "low_freq_factor"},
-      {"mixtral", "rope_scaling",
-       {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}, kInvalid,
+      {"mixtral",
+       "rope_scaling",
+       {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}},
+       kInvalid,
        "high_freq_factor"},
-      {"mixtral", "rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}, kUnsupported, "per kind of layer"},
+      {"mixtral",
+       "rope_parameters",
+       {{"full_attention", {{"rope_type", "default"}}}},
+       kUnsupported,
+       "per kind of layer"},
       {"mixtral", "rope_parameters", {{"rope_theta", 0}}, kInvalid, "rope_theta"},
       {"mixtral", "rope_parameters", {{"rope_theta", 1e300}}, kInvalid, "rope_theta"},
-      {"mixtral", "rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.25}}, kUnsupported,
+      {"mixtral",
+       "rope_parameters",
+       {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.25}},
+       kUnsupported,
        "partial_rotary_factor"},
-      {"qwen2_moe", "layer_types", {"full_attention", "linear_attention", "full_attention"}, kUnsupported,
+      {"qwen2_moe",
+       "layer_types",
+       {"full_attention", "linear_attention", "full_attention"},
+       kUnsupported,
        "layer_types[1]"},
       {"qwen2_moe", "layer_types", 3, kInvalid, "a list is needed"},
       {"qwen2_moe", "shared_expert_intermediate_size", -1, kInvalid, "between"},
@@ -128,14 +141,15 @@ TEST(HostileConfig, TextThatIsNoConfig) {
   const std::string nan = R"({"model_type": "mixtral", "rms_norm_eps": NaN})";
   const std::string overflow = R"({"model_type": "mixtral", "rms_norm_eps": 1e999})";
   for (const std::string& text :
-       {std::string(), std::string("{"), std::string("[]"), std::string("42"), std::string("{\"a\":\"\xff\"}"), deep,
-        nan, overflow, std::string(20 << 20, ' ')}) {
+       {std::string(), std::string("{"), std::string("[]"), std::string("42"),
+        std::string("{\"a\":\"\xff\"}"), deep, nan, overflow, std::string(20 << 20, ' ')}) {
     const auto config = ParseModelConfig(text, "some/config.json");
     ASSERT_FALSE(config.ok()) << text.substr(0, 60);
     EXPECT_EQ(config.status().code(), kInvalid);
     EXPECT_THAT(std::string(config.status().message()), ::testing::HasSubstr("some/config.json: "));
   }
-  EXPECT_THAT(std::string(ParseModelConfig(nan, "c").status().message()), ::testing::HasSubstr("rms_norm_eps"));
+  EXPECT_THAT(std::string(ParseModelConfig(nan, "c").status().message()),
+              ::testing::HasSubstr("rms_norm_eps"));
 }
 
 // What is accepted must not overflow later: the largest of everything.

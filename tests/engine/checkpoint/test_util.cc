@@ -29,7 +29,9 @@ std::string SourceDir() { return Environment("COMOE_SOURCE_DIR", "."); }
 
 }  // namespace
 
-std::string FixtureDir(const std::string& name) { return SourceDir() + "/tests/fixtures/checkpoints/" + name; }
+std::string FixtureDir(const std::string& name) {
+  return SourceDir() + "/tests/fixtures/checkpoints/" + name;
+}
 
 std::string TrainedModelDir(const std::string& name) {
   const std::string shared = Environment("COMOE_SHARED", SourceDir() + "/../shared");
@@ -38,7 +40,8 @@ std::string TrainedModelDir(const std::string& name) {
       return directory;
     }
   }
-  std::cout << "NOTE: the trained model " << name << " is not at hand (models/ or COMOE_SHARED); not tested\n";
+  std::cout << "NOTE: the trained model " << name
+            << " is not at hand (models/ or COMOE_SHARED); not tested\n";
   return "";
 }
 

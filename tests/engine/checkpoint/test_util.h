@@ -18,8 +18,8 @@ namespace comoe::checkpoint {
 
 // tests/fixtures/checkpoints/<name>
 std::string FixtureDir(const std::string& name);
-// A trained model's folder: from models/ of the repository or from the folder COMOE_SHARED names (../shared without
-// it); empty, with a note on stdout, when it is in neither.
+// A trained model's folder: from models/ of the repository or from the folder COMOE_SHARED names (../shared
+// without it); empty, with a note on stdout, when it is in neither.
 std::string TrainedModelDir(const std::string& name);
 
 std::string ReadText(const std::string& path);

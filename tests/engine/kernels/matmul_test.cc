@@ -1,5 +1,5 @@
-// MatMul against the reference over shapes across every remainder of lanes, panels and tiles; and the promise that
-// a row's bits depend on nothing but the row.
+// MatMul against the reference over shapes across every remainder of lanes, panels and tiles; and the promise
+// that a row's bits depend on nothing but the row.
 #include "engine/kernels/matmul.h"
 
 #include <algorithm>
@@ -36,7 +36,8 @@ struct Case {
   }
 };
 
-// Both sides sum K/2 products in each of two chains: a bound of (K/2 + 2) roundings of sum |x w| <= |x| |w| each.
+// Both sides sum K/2 products in each of two chains: a bound of (K/2 + 2) roundings of sum |x w| <= |x| |w|
+// each.
 struct Tolerance {
   const Matrix& x;
   tensor::PackedMatrixView w;

@@ -61,7 +61,9 @@ inline constexpr float kCanary = -12345.5F;
 class Matrix {
  public:
   Matrix(std::int64_t rows, std::int64_t cols, std::int64_t padding = 3)
-      : rows_(rows), cols_(cols), stride_(cols + padding),
+      : rows_(rows),
+        cols_(cols),
+        stride_(cols + padding),
         data_(static_cast<std::size_t>(std::max<std::int64_t>(rows * (cols + padding), 1)), kCanary) {}
   Matrix(std::int64_t rows, std::int64_t cols, Random& random, std::int64_t padding = 3)
       : Matrix(rows, cols, padding) {
@@ -110,7 +112,8 @@ inline AlignedBytes AllocateAligned(std::size_t bytes) {
 }
 
 // Random row-major [n, k] in `dtype`.
-inline std::vector<std::byte> RandomWeights(tensor::DType dtype, std::int64_t n, std::int64_t k, Random& random) {
+inline std::vector<std::byte> RandomWeights(tensor::DType dtype, std::int64_t n, std::int64_t k,
+                                            Random& random) {
   const std::size_t width = tensor::DTypeBytes(dtype);
   std::vector<std::byte> bytes(static_cast<std::size_t>(n * k) * width);
   for (std::size_t i = 0; i < static_cast<std::size_t>(n * k); ++i) {
@@ -143,7 +146,8 @@ class Weight {
 // An expert's blob with random content.
 class Expert {
  public:
-  Expert(const tensor::BlobLayout& layout, Random& random) : layout_(layout), data_(AllocateAligned(layout.bytes)) {
+  Expert(const tensor::BlobLayout& layout, Random& random)
+      : layout_(layout), data_(AllocateAligned(layout.bytes)) {
     const tensor::DType dtype = layout.down.dtype;
     const tensor::MatrixLayout half = {dtype, layout.intermediate, layout.hidden};
     std::memset(data_.get(), 0, layout.bytes);
@@ -178,7 +182,9 @@ inline bool HasFma(const KernelTable& table) {
   return absl::string_view(table.name) == "cpu/AVX3" || absl::string_view(table.name) == "cpu/AVX2";
 }
 
-inline bool SameBits(float a, float b) { return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b); }
+inline bool SameBits(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+}
 
 // Where the first `rows` rows of two matrices differ in a bit, or "".
 inline std::string FirstDifference(const Matrix& a, const Matrix& b, std::int64_t rows) {
@@ -200,7 +206,8 @@ std::string WorstElement(const Matrix& a, const Matrix& b, const Tolerance& tole
   for (std::int64_t r = 0; r < a.rows(); ++r) {
     for (std::int64_t c = 0; c < a.cols(); ++c) {
       const double limit = tolerance(r, c);
-      const double ratio = std::fabs(static_cast<double>(a.at(r, c)) - static_cast<double>(b.at(r, c))) / limit;
+      const double ratio =
+          std::fabs(static_cast<double>(a.at(r, c)) - static_cast<double>(b.at(r, c))) / limit;
       if (!(ratio <= std::max(worst, 1.0))) {
         worst = ratio;
         text = absl::StrCat("[", r, ", ", c, "]: ", a.at(r, c), " and ", b.at(r, c), ", ", ratio,

@@ -1,0 +1,314 @@
+#include "tests/support/fake_engine.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/rng.h"
+
+namespace comoe::testing {
+namespace {
+
+using Kind = api::CacheGroup::Kind;
+
+FakeEngineOptions WithDefaults(FakeEngineOptions options) {
+  if (options.cache_groups.empty()) {
+    api::CacheGroup group;
+    group.kind = Kind::kFullKv;
+    group.num_layers = 1;
+    group.block_tokens = 4;
+    options.cache_groups = {group};
+    if (options.num_blocks.empty()) {
+      options.num_blocks = {static_cast<std::int32_t>((options.max_positions + 3) / 4)};
+    }
+  }
+  return options;
+}
+
+api::ModelInfo MakeModelInfo(const FakeEngineOptions& options) {
+  api::ModelInfo info;
+  info.name = "fake";
+  info.architecture = "fake";
+  info.vocab_size = options.vocab_size;
+  info.context_length = options.max_positions;
+  info.eos_token_ids = options.eos_token_ids;
+  info.cache_groups = options.cache_groups;
+  return info;
+}
+
+api::EngineCapacity MakeCapacity(const FakeEngineOptions& options) {
+  api::EngineCapacity capacity;
+  capacity.max_rows = options.max_rows;
+  capacity.max_sequences = options.max_sequences;
+  capacity.num_blocks = options.num_blocks;
+  capacity.max_positions = options.max_positions;
+  return capacity;
+}
+
+std::int64_t NumRows(const api::PlanSpan& span) { return static_cast<std::int64_t>(span.tokens.size()); }
+
+}  // namespace
+
+FakeEngine::FakeEngine(FakeEngineOptions options)
+    : model_info_(MakeModelInfo(WithDefaults(options))), capacity_(MakeCapacity(WithDefaults(options))) {
+  base::MutexLock lock(&mutex_);
+  for (std::size_t i = 0; i < model_info_.cache_groups.size(); ++i) {
+    const api::CacheGroup& group = model_info_.cache_groups[i];
+    const std::int32_t cells = group.kind == Kind::kRecurrent ? 1 : group.block_tokens;
+    pools_.emplace_back(static_cast<std::size_t>(capacity_.num_blocks[i] * cells));
+  }
+}
+
+base::TokenId FakeEngine::NextToken(absl::Span<const base::TokenId> history, std::uint64_t seed,
+                                    std::int32_t vocab_size) {
+  std::uint64_t hash = seed;
+  for (const base::TokenId token : history) {
+    hash = base::RandomBits(hash, static_cast<std::uint64_t>(static_cast<std::int64_t>(token)));
+  }
+  return static_cast<base::TokenId>(hash % static_cast<std::uint64_t>(vocab_size));
+}
+
+absl::StatusOr<api::StepResult> FakeEngine::Step(const api::StepPlan& plan) {
+  base::MutexLock lock(&mutex_);
+  if (keep_plans_) {
+    plans_.push_back(plan);
+  }
+  CheckPlan(plan);
+  const std::int64_t step = num_steps_++;
+  WaitUntilPermitted();
+  const auto failure = failures_.find(step);
+  if (failure != failures_.end()) {
+    for (const api::PlanSpan& span : plan.spans) {
+      WriteRows(span, /*rubbish=*/true);
+    }
+    return failure->second;
+  }
+  api::StepResult result;
+  result.step = plan.step;
+  for (const api::PlanSpan& span : plan.spans) {
+    WriteRows(span, /*rubbish=*/false);
+    api::SpanResult answer;
+    answer.sequence = span.sequence;
+    const std::vector<base::TokenId> history = ReadHistory(span, span.start_position + NumRows(span));
+    if (span.sample.has_value()) {
+      answer.token = NextToken(history, span.sample->seed);
+      answer.logprob = -1.0F;
+    }
+    result.spans.push_back(std::move(answer));
+  }
+  return result;
+}
+
+void FakeEngine::WaitUntilPermitted() {
+  if (holding_ && permits_ == 0) {
+    held_ = true;
+    changed_.SignalAll();
+    while (holding_ && permits_ == 0) {
+      changed_.Wait(&mutex_);
+    }
+    held_ = false;
+  }
+  if (holding_) {
+    --permits_;
+  }
+}
+
+void FakeEngine::Report(const api::PlanSpan& span, const std::string& what) {
+  violations_.push_back(absl::StrCat("sequence ", span.sequence.value, " at ", span.start_position, ": ", what));
+}
+
+void FakeEngine::CheckPlan(const api::StepPlan& plan) {
+  if (plan.spans.empty() || plan.num_rows() > capacity_.max_rows ||
+      static_cast<std::int64_t>(plan.spans.size()) > capacity_.max_sequences) {
+    violations_.push_back(absl::StrCat("a plan of ", plan.spans.size(), " spans and ", plan.num_rows(), " rows"));
+  }
+  std::set<base::SequenceId> sequences;
+  std::set<std::pair<std::size_t, std::int32_t>> held;
+  for (const api::PlanSpan& span : plan.spans) {
+    if (!sequences.insert(span.sequence).second) {
+      Report(span, "two spans of one sequence");
+    }
+    CheckSpan(span);
+    for (std::size_t i = 0; i < span.groups.size(); ++i) {
+      std::vector<base::BlockId> blocks = span.groups[i].blocks;
+      blocks.push_back(base::BlockId{span.groups[i].slot});
+      for (const base::BlockId block : blocks) {
+        if (block != base::kNoBlock && !held.insert({i, block.value}).second) {
+          Report(span, absl::StrCat("block ", block.value, " of group ", i, " is named twice"));
+        }
+      }
+    }
+  }
+}
+
+void FakeEngine::CheckSpan(const api::PlanSpan& span) {
+  const std::int64_t end = span.start_position + NumRows(span);
+  if (span.tokens.empty() || end > capacity_.max_positions) {
+    Report(span, absl::StrCat(NumRows(span), " rows"));
+  }
+  const auto known = histories_.find(span.sequence);
+  const std::size_t computed = known == histories_.end() ? 0 : known->second.size();
+  if (span.start_position != static_cast<std::int64_t>(computed)) {
+    Report(span, absl::StrCat("positions do not go on from ", computed));
+  }
+  for (const base::TokenId token : span.tokens) {
+    if (token < 0 || token >= model_info_.vocab_size) {
+      Report(span, absl::StrCat("token ", token));
+    }
+  }
+  if (span.sample.has_value() != (span.logits == api::LogitsMode::kLast)) {
+    Report(span, "sampling and logits do not go together");
+  }
+  if (span.groups.size() != model_info_.cache_groups.size()) {
+    Report(span, absl::StrCat(span.groups.size(), " cache groups"));
+    return;
+  }
+  for (std::size_t i = 0; i < span.groups.size(); ++i) {
+    const std::int32_t limit = capacity_.num_blocks[i];
+    for (const base::BlockId block : span.groups[i].blocks) {
+      if (block.value < -1 || block.value >= limit) {
+        Report(span, absl::StrCat("block ", block.value, " of group ", i));
+      }
+    }
+    if (span.groups[i].slot < -1 || span.groups[i].slot >= limit) {
+      Report(span, absl::StrCat("slot ", span.groups[i].slot, " of group ", i));
+    }
+  }
+}
+
+FakeEngine::Cell* FakeEngine::CellAt(const api::PlanSpan& span, std::size_t group, std::int64_t position) {
+  const api::CacheGroup& kind = model_info_.cache_groups[group];
+  const api::GroupState& state = span.groups[group];
+  std::int64_t cell = state.slot;
+  if (kind.kind != Kind::kRecurrent) {
+    const auto index = static_cast<std::size_t>(position / kind.block_tokens);
+    const base::BlockId block = index < state.blocks.size() ? state.blocks[index] : base::kNoBlock;
+    cell = block == base::kNoBlock
+               ? -1
+               : static_cast<std::int64_t>(block.value) * kind.block_tokens + position % kind.block_tokens;
+  }
+  const bool there = cell >= 0 && cell < static_cast<std::int64_t>(pools_[group].size());
+  return there ? &pools_[group][static_cast<std::size_t>(cell)] : nullptr;
+}
+
+void FakeEngine::WriteRows(const api::PlanSpan& span, bool rubbish) {
+  std::vector<base::TokenId>& history = histories_[span.sequence];
+  for (std::size_t group = 0; group < pools_.size() && group < span.groups.size(); ++group) {
+    const bool recurrent = model_info_.cache_groups[group].kind == Kind::kRecurrent;
+    for (std::int64_t row = 0; row < NumRows(span); ++row) {
+      const std::int64_t position = span.start_position + row;
+      Cell* const cell = CellAt(span, group, position);
+      if (cell == nullptr) {
+        Report(span, absl::StrCat("group ", group, " has no place for position ", position));
+        continue;
+      }
+      if (recurrent && position > 0 && (cell->sequence != span.sequence || cell->position != position - 1)) {
+        Report(span, absl::StrCat("the slot of group ", group, " does not hold the state before ", position));
+      }
+      *cell = rubbish ? Cell{} : Cell{span.sequence, position, span.tokens[static_cast<std::size_t>(row)]};
+    }
+  }
+  if (!rubbish) {
+    history.insert(history.end(), span.tokens.begin(), span.tokens.end());
+  }
+}
+
+std::vector<base::TokenId> FakeEngine::ReadHistory(const api::PlanSpan& span, std::int64_t end) {
+  std::vector<base::TokenId> history = histories_[span.sequence];
+  history.resize(static_cast<std::size_t>(end));
+  for (std::size_t group = 0; group < pools_.size() && group < span.groups.size(); ++group) {
+    const api::CacheGroup& kind = model_info_.cache_groups[group];
+    if (kind.kind == Kind::kRecurrent) {
+      continue;  // checked while writing
+    }
+    const bool window = kind.kind == Kind::kWindowKv;
+    // What the span's first row sees is the most that must still be there.
+    const std::int64_t first =
+        window ? std::max<std::int64_t>(0, span.start_position - kind.window_tokens + 1) : 0;
+    for (std::int64_t position = first; position < end; ++position) {
+      const Cell* const cell = CellAt(span, group, position);
+      if (cell == nullptr || cell->sequence != span.sequence || cell->position != position) {
+        Report(span, absl::StrCat("group ", group, " does not hold position ", position));
+      }
+      history[static_cast<std::size_t>(position)] = cell == nullptr ? -1 : cell->token;
+    }
+  }
+  return history;
+}
+
+absl::Status FakeEngine::Truncate(base::SequenceId sequence, std::int64_t num_tokens) {
+  base::MutexLock lock(&mutex_);
+  std::vector<base::TokenId>& history = histories_[sequence];
+  history.resize(std::min(history.size(), static_cast<std::size_t>(num_tokens)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<api::StateSnapshot> FakeEngine::Snapshot(const std::vector<api::GroupState>& /*groups*/,
+                                                        std::int64_t /*num_tokens*/) {
+  return absl::UnimplementedError("the fake engine takes no snapshots");
+}
+
+absl::Status FakeEngine::Restore(const api::StateSnapshot& /*snapshot*/,
+                                 const std::vector<api::GroupState>& /*groups*/) {
+  return absl::UnimplementedError("the fake engine takes no snapshots");
+}
+
+void FakeEngine::FailStep(std::int64_t n, absl::Status status) {
+  base::MutexLock lock(&mutex_);
+  failures_[num_steps_ + n] = std::move(status);
+}
+
+void FakeEngine::Hold() {
+  base::MutexLock lock(&mutex_);
+  holding_ = true;
+  permits_ = 0;
+}
+
+void FakeEngine::Permit(std::int64_t steps) {
+  base::MutexLock lock(&mutex_);
+  permits_ += steps;
+  held_ = false;
+  changed_.SignalAll();
+}
+
+void FakeEngine::Release() {
+  base::MutexLock lock(&mutex_);
+  holding_ = false;
+  held_ = false;
+  changed_.SignalAll();
+}
+
+bool FakeEngine::WaitHeld(absl::Duration timeout) {
+  base::MutexLock lock(&mutex_);
+  while (!held_) {
+    if (changed_.WaitWithTimeout(&mutex_, timeout)) {
+      return held_;
+    }
+  }
+  return true;
+}
+
+std::vector<api::StepPlan> FakeEngine::plans() const {
+  base::MutexLock lock(&mutex_);
+  return plans_;
+}
+
+std::int64_t FakeEngine::num_steps() const {
+  base::MutexLock lock(&mutex_);
+  return num_steps_;
+}
+
+std::vector<std::string> FakeEngine::violations() const {
+  base::MutexLock lock(&mutex_);
+  return violations_;
+}
+
+void FakeEngine::ForgetPlans() {
+  base::MutexLock lock(&mutex_);
+  plans_.clear();
+  keep_plans_ = false;
+}
+
+}  // namespace comoe::testing
