@@ -101,20 +101,31 @@ void Report(benchmark::State& state, const Machine& machine, double bytes, doubl
   state.counters["of_fma"] = Counter(flops * calls * 1e-9 / machine.gflop_s, Counter::kIsRate);
 }
 
+// A matrix, aligned as the engine's buffers are.
 class Floats {
  public:
   Floats(std::int64_t rows, std::int64_t cols)
-      : rows_(rows), cols_(cols), data_(static_cast<std::size_t>(rows * cols)) {
-    for (std::size_t i = 0; i < data_.size(); ++i) {
-      data_[i] = static_cast<float>(base::RandomUnit(2, i) - 0.5);
+      : rows_(rows),
+        cols_(cols),
+        device_(device::MakeCpuDevice(1)),
+        buffer_(device_
+                    ->Allocate(device::MemoryKind::kHost,
+                               static_cast<std::size_t>(rows * cols) * sizeof(float), 64)
+                    .value()) {
+    for (std::int64_t i = 0; i < rows * cols; ++i) {
+      view().f32()[i] = static_cast<float>(base::RandomUnit(2, static_cast<std::uint64_t>(i)) - 0.5);
     }
   }
-  tensor::TensorView view() { return tensor::HostF32(data_.data(), rows_, cols_); }
+  tensor::TensorView view() {
+    return tensor::HostF32(reinterpret_cast<float*>(buffer_.data()), rows_, cols_);
+  }
+  void Fill(float value) { std::fill_n(view().f32(), rows_ * cols_, value); }
 
  private:
   std::int64_t rows_;
   std::int64_t cols_;
-  std::vector<float> data_;
+  std::unique_ptr<device::Device> device_;
+  device::Buffer buffer_;
 };
 
 // Weights one after the other in the cold bytes; `copies` of them, so that a call finds none of its own in a
@@ -246,6 +257,8 @@ void BM_Rope(benchmark::State& state) {
   Floats x(rows, heads * dim);
   Floats cos(rows, dim / 2);
   Floats sin(rows, dim / 2);
+  cos.Fill(0.8F);  // a rotation, so that turning again and again neither grows nor vanishes
+  sin.Fill(0.6F);
   for (auto _ : state) {
     const absl::Status status =
         Rope(CpuKernels(), {x.view(), heads, cos.view(), sin.view()}, *machine.stream);

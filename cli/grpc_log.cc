@@ -7,10 +7,7 @@
 namespace comoe::cli {
 namespace {
 
-void LogForGrpc(gpr_log_func_args* args) {
-  const bool error = args->severity == GPR_LOG_SEVERITY_ERROR;
-  base::Log(error ? base::LogLevel::kWarning : base::LogLevel::kDebug, "grpc", args->message);
-}
+void LogForGrpc(gpr_log_func_args* args) { base::Log(base::LogLevel::kDebug, "grpc", args->message); }
 
 }  // namespace
 

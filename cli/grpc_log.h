@@ -9,8 +9,8 @@ namespace comoe::cli {
 // debug, info, warning, error. INVALID_ARGUMENT names them.
 absl::Status SetLogLevelByName(absl::string_view name);
 
-// What the gRPC library logs goes to our log: its errors as warnings (it has many, most about a peer that left), the
-// rest as debug lines. For the whole process; call before any other use of gRPC.
+// What the gRPC library logs goes to our log as debug lines, its errors too: they tell of peers that left,
+// and what matters comes back as a status. For the whole process; call before any other use of gRPC.
 void RouteGrpcLog();
 
 }  // namespace comoe::cli

@@ -34,7 +34,8 @@ absl::Status Check(const HealthOptions& options) {
   health::HealthCheckResponse response;
   const ::grpc::Status status = stub->Check(&context, request, &response);
   if (!status.ok()) {
-    return absl::UnavailableError(absl::StrCat("no answer from ", options.server, ": ", status.error_message()));
+    return absl::UnavailableError(
+        absl::StrCat("no answer from ", options.server, ": ", status.error_message()));
   }
   const std::string& name = health::HealthCheckResponse::ServingStatus_Name(response.status());
   if (response.status() != health::HealthCheckResponse::SERVING) {
@@ -47,12 +48,14 @@ absl::Status Check(const HealthOptions& options) {
 }  // namespace
 
 void AddHealthCommand(CLI::App& app, absl::Status& result) {
-  CLI::App* command = app.add_subcommand("health", "Ask a server for its health; exit 0 only if it is SERVING");
+  CLI::App* command =
+      app.add_subcommand("health", "Ask a server for its health; exit 0 only if it is SERVING");
   const auto options = std::make_shared<HealthOptions>();
   command->add_option("--server", options->server, "Its gRPC address, HOST:PORT")->capture_default_str();
   command->add_option("--service", options->service, "What to ask for; \"\" is the process as a whole")
       ->capture_default_str();
-  command->add_option("--timeout", options->timeout_s, "Seconds to wait for the answer")->capture_default_str();
+  command->add_option("--timeout", options->timeout_s, "Seconds to wait for the answer")
+      ->capture_default_str();
   command->callback([options, &result] { result = Check(*options); });
 }
 

@@ -41,7 +41,11 @@ std::vector<Part> PartsOf(const checkpoint::MemoryPlan& plan, std::uint64_t kv_b
           {"keys and values", kv_bytes}};
 }
 
-std::string Millions(std::uint64_t parameters) { return absl::StrFormat("%.1f M", static_cast<double>(parameters) * 1e-6); }
+std::string Count(std::uint64_t parameters) {
+  const auto value = static_cast<double>(parameters);
+  return value < 1e6 ? absl::StrFormat("%.1f K", value * 1e-3)
+                     : value < 1e9 ? absl::StrFormat("%.1f M", value * 1e-6) : absl::StrFormat("%.1f B", value * 1e-9);
+}
 
 void PrintText(const CheckpointFolder& folder, const checkpoint::MemoryPlan& plan, const std::vector<Part>& parts,
                const base::HostMemory& host) {
@@ -50,10 +54,10 @@ void PrintText(const CheckpointFolder& folder, const checkpoint::MemoryPlan& pla
     std::printf("%-24s %s\n", name.c_str(), value.c_str());
   };
   line("model", absl::StrCat(folder.name, " (", c.model_type, ", ", tensor::DTypeName(folder.tensors.expert_dtype), ")"));
-  line("parameters", absl::StrCat(Millions(plan.total_parameters), ", of which a token uses ", Millions(plan.active_parameters)));
+  line("parameters", absl::StrCat(Count(plan.total_parameters), ", of which a token uses ", Count(plan.active_parameters)));
   line("layers", absl::StrCat(c.num_layers(), ", ", plan.num_sparse_layers, " of them with experts"));
   line("experts", absl::StrCat(c.num_experts, " a layer, ", c.experts_per_token, " a token, ",
-                               Millions(plan.expert_parameters), " parameters each"));
+                               Count(plan.expert_parameters), " parameters each"));
   line("hidden, heads", absl::StrCat(c.hidden, ", ", c.num_heads, " of ", c.head_dim, " (", c.num_kv_heads, " KV)"));
   line("context, vocabulary", absl::StrCat(c.context_length, ", ", c.vocab_size));
   line("bytes of one expert", base::FormatBytes(plan.expert_bytes));

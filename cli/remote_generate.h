@@ -22,8 +22,8 @@ struct RemoteGenerateOptions {
   std::optional<std::int32_t> top_k;
 };
 
-// Asks the server at `address` (HOST:PORT) and writes the text to `out` as it comes, and a newline at its end. The
-// status is the RPC's; text that came before an error stays written.
+// Asks the server at `address` (HOST:PORT) and writes the text to `out` as it comes, and a newline at its
+// end. The status is the RPC's; text that came before an error stays written.
 absl::Status RemoteGenerate(absl::string_view address, const RemoteGenerateOptions& options, std::FILE* out);
 
 }  // namespace comoe::cli

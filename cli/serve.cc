@@ -42,7 +42,8 @@ struct ServeOptions {
   std::string log_level = "info";
 };
 
-// SIGTERM and SIGINT as something to poll. The signals are blocked from here on, in every thread started later.
+// SIGTERM and SIGINT as something to poll. The signals are blocked from here on, in every thread started
+// later.
 class StopSignals {
  public:
   static absl::StatusOr<std::unique_ptr<StopSignals>> Take() {
@@ -76,13 +77,15 @@ class StopSignals {
 // Waits until one of both can be read; `other` may be -1.
 void Poll(int signals, int other, absl::Duration timeout) {
   pollfd fds[2] = {{signals, POLLIN, 0}, {other, POLLIN, 0}};
-  const int ms = timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(absl::ToInt64Milliseconds(timeout));
+  const int ms =
+      timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(absl::ToInt64Milliseconds(timeout));
   poll(fds, other < 0 ? 1 : 2, ms);
 }
 
 // What lives between start and stop, torn down from the bottom up: the server first, whose RPCs use the rest.
 struct Service {
   server::MetricsExporter metrics;
+  std::string model;  // its name, once loaded
   std::unique_ptr<EngineBundle> engine;
   std::unique_ptr<batching::Scheduler> scheduler;
   std::unique_ptr<server::Server> server;
@@ -100,11 +103,8 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   // From here on the engine belongs to the scheduler's thread.
   service->scheduler = batching::MakeScheduler(engine, options.server.scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
-  const std::string model = backend.model.name;
-  COMOE_RETURN_IF_ERROR(service->server->Serve(std::move(backend)));
-  absl::PrintF("serving %s on %s\n", model, service->server->address());
-  std::fflush(stdout);
-  return absl::OkStatus();
+  service->model = backend.model.name;
+  return service->server->Serve(std::move(backend));
 }
 
 // Lets running requests finish until the timeout, or until a second signal is impatient.
@@ -167,6 +167,8 @@ absl::Status Serve(ServeOptions options) {
   loader.join();
   close(loaded);
   COMOE_RETURN_IF_ERROR(load_status);
+  absl::PrintF("serving %s on %s\n", service.model, service.server->address());
+  std::fflush(stdout);
   while (!stop) {
     Poll(signals->fd(), -1, absl::InfiniteDuration());
     stop = signals->Came();
@@ -186,7 +188,8 @@ void AddServeCommand(CLI::App& app, absl::Status& result) {
   server::ServerConfig& config = options->server;
   command->add_option("--listen", config.listen, "gRPC address, HOST:PORT; port 0 is any free one")
       ->capture_default_str();
-  command->add_option("--metrics-listen", config.metrics_listen, "Prometheus address, HOST:PORT; \"\" for none")
+  command
+      ->add_option("--metrics-listen", config.metrics_listen, "Prometheus address, HOST:PORT; \"\" for none")
       ->capture_default_str();
   command
       ->add_option("--max-waiting", config.scheduler.max_waiting_requests,
@@ -204,7 +207,8 @@ void AddServeCommand(CLI::App& app, absl::Status& result) {
       ->capture_default_str();
   command->add_option("--tokenizer-threads", config.tokenizer_threads, "Threads that tokenise prompts")
       ->capture_default_str();
-  command->add_option("--log-level", options->log_level, "debug, info, warning or error")->capture_default_str();
+  command->add_option("--log-level", options->log_level, "debug, info, warning or error")
+      ->capture_default_str();
   command->callback([options, &result] { result = Serve(*options); });
 }
 

@@ -64,7 +64,8 @@ grpc::ServerUnaryReactor* AdminService::GetLoads(grpc::CallbackServerContext* co
     response->set_used_kv_blocks(ToUint64(load.used_blocks));
     response->set_total_kv_blocks(ToUint64(load.total_blocks));
     if (load.total_blocks > 0) {
-      response->set_kv_usage_ratio(static_cast<double>(load.used_blocks) / static_cast<double>(load.total_blocks));
+      response->set_kv_usage_ratio(static_cast<double>(load.used_blocks) /
+                                   static_cast<double>(load.total_blocks));
     }
     if (load.last_progress > absl::UnixEpoch()) {
       ToMessage(load.last_progress, response->mutable_last_progress());
@@ -75,10 +76,12 @@ grpc::ServerUnaryReactor* AdminService::GetLoads(grpc::CallbackServerContext* co
 }
 
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* context,
-                                              const v1::DrainRequest* /*request*/, v1::DrainResponse* /*response*/) {
-  return EndNow(context, Method::kDrain,
-                absl::UnimplementedError("Drain: draining by RPC is not supported by this server; send SIGTERM"),
-                metrics_);
+                                              const v1::DrainRequest* /*request*/,
+                                              v1::DrainResponse* /*response*/) {
+  return EndNow(
+      context, Method::kDrain,
+      absl::UnimplementedError("Drain: draining by RPC is not supported by this server; send SIGTERM"),
+      metrics_);
 }
 
 grpc::ServerUnaryReactor* AdminService::FlushCache(grpc::CallbackServerContext* context,
@@ -91,10 +94,11 @@ grpc::ServerUnaryReactor* AdminService::FlushCache(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* AdminService::SetLogLevel(grpc::CallbackServerContext* context,
                                                     const v1::SetLogLevelRequest* /*request*/,
                                                     v1::SetLogLevelResponse* /*response*/) {
-  return EndNow(context, Method::kSetLogLevel,
-                absl::UnimplementedError("SetLogLevel: changing the log level by RPC is not supported by this "
-                                         "server; start it with --log-level"),
-                metrics_);
+  return EndNow(
+      context, Method::kSetLogLevel,
+      absl::UnimplementedError("SetLogLevel: changing the log level by RPC is not supported by this "
+                               "server; start it with --log-level"),
+      metrics_);
 }
 
 grpc::ServerUnaryReactor* AdminService::StartProfile(grpc::CallbackServerContext* context,

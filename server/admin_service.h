@@ -21,7 +21,8 @@ class AdminService final : public v1::AdminService::CallbackService {
                                      v1::GetLoadsResponse* response) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
                                   v1::DrainResponse* response) override;
-  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context, const v1::FlushCacheRequest* request,
+  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context,
+                                       const v1::FlushCacheRequest* request,
                                        v1::FlushCacheResponse* response) override;
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
                                         const v1::SetLogLevelRequest* request,

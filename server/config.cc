@@ -10,7 +10,8 @@
 namespace comoe::server {
 namespace {
 
-absl::Status CheckRange(absl::string_view name, std::int64_t value, std::int64_t lowest, std::int64_t highest) {
+absl::Status CheckRange(absl::string_view name, std::int64_t value, std::int64_t lowest,
+                        std::int64_t highest) {
   if (!(lowest <= value && value <= highest)) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " is ", value, ": it lies in [", lowest, ", ", highest, "]"));
@@ -44,7 +45,8 @@ absl::Status ValidateServerConfig(const ServerConfig& config) {
   COMOE_RETURN_IF_ERROR(CheckRange("max-message-bytes", limits.max_message_bytes, 1024, kGiB));
   COMOE_RETURN_IF_ERROR(CheckRange("max-prompt-bytes", limits.max_prompt_bytes, 1, limits.max_message_bytes));
   COMOE_RETURN_IF_ERROR(CheckRange("default-max-tokens", limits.default_max_tokens, 1, INT32_MAX));
-  COMOE_RETURN_IF_ERROR(CheckRange("max-stream-backlog-tokens", limits.max_stream_backlog_tokens, 1, INT32_MAX));
+  COMOE_RETURN_IF_ERROR(
+      CheckRange("max-stream-backlog-tokens", limits.max_stream_backlog_tokens, 1, INT32_MAX));
   COMOE_RETURN_IF_ERROR(CheckRange("max-batch-tokens", config.scheduler.max_batch_tokens, 1, INT32_MAX));
   COMOE_RETURN_IF_ERROR(CheckRange("max-sequences", config.scheduler.max_sequences, 1, 65536));
   COMOE_RETURN_IF_ERROR(CheckRange("max-waiting", config.scheduler.max_waiting_requests, 0, 1000000));

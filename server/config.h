@@ -13,13 +13,15 @@ namespace comoe::server {
 
 // What one client may ask for. GetServerInfo reports them.
 struct Limits {
-  std::int64_t max_message_bytes = std::int64_t{8} << 20;  // of a request message; gRPC's own default is 4 MiB
+  std::int64_t max_message_bytes = std::int64_t{8}
+                                   << 20;  // of a request message; gRPC's own default is 4 MiB
   std::int64_t max_answer_bytes = std::int64_t{16} << 20;
   // Below max_message_bytes, so that the error that names the field wins over the library's.
   std::int64_t max_prompt_bytes = std::int64_t{4} << 20;
   std::int64_t default_max_tokens = 256;  // when the request names none
-  // A stream is ended when its reader has taken nothing for that long or is that far behind. HTTP/2 flow control
-  // alone does not bound anything: it lets about 4 MiB of small messages through to a client that never reads.
+  // A stream is ended when its reader has taken nothing for that long or is that far behind. HTTP/2 flow
+  // control alone does not bound anything: it lets about 4 MiB of small messages through to a client that
+  // never reads.
   absl::Duration stream_stall_timeout = absl::Seconds(30);
   std::int64_t max_stream_backlog_tokens = 4096;
 };

@@ -414,8 +414,8 @@ void StreamGeneration::WriteFinished() {
   transport_.WriteAndFinish(message_, status);
 }
 
-UnaryGeneration::UnaryGeneration(const v1::GenerateRequest& request, UnaryTransport& transport, absl::Time deadline,
-                                 const GenerationServices& services)
+UnaryGeneration::UnaryGeneration(const v1::GenerateRequest& request, UnaryTransport& transport,
+                                 absl::Time deadline, const GenerationServices& services)
     : Generation(Method::kGenerate, deadline, services), request_(request), transport_(transport) {}
 
 absl::StatusOr<GenerationSpec> UnaryGeneration::Parse(const RequestBounds& bounds) const {

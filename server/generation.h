@@ -1,10 +1,10 @@
-// One Generate or GenerateStream RPC, from its arrival to its one end. Knows no gRPC: it speaks to a transport,
-// which tests replace.
+// One Generate or GenerateStream RPC, from its arrival to its one end. Knows no gRPC: it speaks to a
+// transport, which tests replace.
 //
-// Threads. A worker thread checks the request, tokenises it and submits it. The scheduler's thread reports tokens,
-// gRPC's report that a write is done or the client gone: both only leave a note in the mailbox and wake the output
-// thread. Everything that is sent, and the end, is decided by RunOutput on the one output thread of this RPC; so
-// there is one write in flight and one Finish without a race to win.
+// Threads. A worker thread checks the request, tokenises it and submits it. The scheduler's thread reports
+// tokens, gRPC's report that a write is done or the client gone: both only leave a note in the mailbox and
+// wake the output thread. Everything that is sent, and the end, is decided by RunOutput on the one output
+// thread of this RPC; so there is one write in flight and one Finish without a race to win.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,8 @@ struct GenerationServices {
   const Limits& limits;
 };
 
-// Called by the output thread only. After Finish or WriteAndFinish the transport may be gone: neither is touched.
+// Called by the output thread only. After Finish or WriteAndFinish the transport may be gone: neither is
+// touched.
 class StreamTransport {
  public:
   virtual ~StreamTransport() = default;
@@ -96,8 +97,8 @@ class Generation : public batching::RequestObserver,
   const std::optional<batching::RequestOutcome>& outcome() const { return outcome_; }
   // Tokens that have not been taken yet, and the text that they add.
   std::size_t num_pending_tokens() const { return pending_.size(); }
-  // Appends what all pending tokens add to `message` (a Delta or a Choice), as far as it is wanted; with the text
-  // that was held back at the end.
+  // Appends what all pending tokens add to `message` (a Delta or a Choice), as far as it is wanted; with the
+  // text that was held back at the end.
   template <typename Message>
   void TakePending(Message* message);
   std::int64_t num_taken_tokens() const { return num_taken_; }

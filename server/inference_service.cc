@@ -25,9 +25,10 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
                                                                   : absl::FromChrono(deadline);
 }
 
-// gRPC's side of a stream. Deletes itself in OnDone, after which the generation, which others may still hold, no
-// longer touches it: it has called Finish.
-class StreamReactor final : public grpc::ServerWriteReactor<v1::GenerateStreamResponse>, public StreamTransport {
+// gRPC's side of a stream. Deletes itself in OnDone, after which the generation, which others may still hold,
+// no longer touches it: it has called Finish.
+class StreamReactor final : public grpc::ServerWriteReactor<v1::GenerateStreamResponse>,
+                            public StreamTransport {
  public:
   StreamReactor(grpc::CallbackServerContext& context, const v1::GenerateStreamRequest& request,
                 const GenerationServices& services)
@@ -145,8 +146,10 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 }
 
 grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context,
-                                                  const v1::AbortRequest* request, v1::AbortResponse* response) {
-  return OnWorker(context, Method::kAbort, [this, request, response] { return RunAbort(*request, response); });
+                                                  const v1::AbortRequest* request,
+                                                  v1::AbortResponse* response) {
+  return OnWorker(context, Method::kAbort,
+                  [this, request, response] { return RunAbort(*request, response); });
 }
 
 absl::Status InferenceService::RunTokenize(const v1::TokenizeRequest& request,
@@ -167,7 +170,8 @@ absl::Status InferenceService::RunTokenize(const v1::TokenizeRequest& request,
     }
     return absl::OkStatus();
   }
-  COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids, tokenizer->Encode(request.text(), add_special));
+  COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids,
+                         tokenizer->Encode(request.text(), add_special));
   response->mutable_token_ids()->Reserve(static_cast<int>(ids.size()));
   for (const base::TokenId id : ids) {
     response->add_token_ids(ToUint32(id));

@@ -1,5 +1,5 @@
-// comoe.v1.InferenceService over gRPC's callback API. Reactions only move bytes: generations run as Generation says,
-// Tokenize and Detokenize on worker threads.
+// comoe.v1.InferenceService over gRPC's callback API. Reactions only move bytes: generations run as
+// Generation says, Tokenize and Detokenize on worker threads.
 #pragma once
 
 #include "comoe/v1/inference.grpc.pb.h"
@@ -18,7 +18,8 @@ class InferenceService final : public v1::InferenceService::CallbackService {
       grpc::CallbackServerContext* context, const v1::GenerateStreamRequest* request) override;
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override;
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context, const v1::AbortRequest* request,
                                   v1::AbortResponse* response) override;

@@ -96,8 +96,8 @@ void ToMessage(const Backend& backend, v1::ModelInfo* message) {
 }
 
 absl::Duration MonotonicNow() {
-  return absl::FromChrono(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()));
+  return absl::FromChrono(std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::steady_clock::now().time_since_epoch()));
 }
 
 }  // namespace comoe::server

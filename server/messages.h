@@ -22,8 +22,12 @@ void ToMessage(const batching::RequestTiming& timing, v1::Timing* message);
 void ToMessage(const Backend& backend, v1::ModelInfo* message);
 
 // Token counts and ids are never negative; a message's are unsigned.
-inline std::uint32_t ToUint32(std::int64_t value) { return static_cast<std::uint32_t>(value < 0 ? 0 : value); }
-inline std::uint64_t ToUint64(std::int64_t value) { return static_cast<std::uint64_t>(value < 0 ? 0 : value); }
+inline std::uint32_t ToUint32(std::int64_t value) {
+  return static_cast<std::uint32_t>(value < 0 ? 0 : value);
+}
+inline std::uint64_t ToUint64(std::int64_t value) {
+  return static_cast<std::uint64_t>(value < 0 ? 0 : value);
+}
 
 // Time by a clock that is never set back.
 absl::Duration MonotonicNow();

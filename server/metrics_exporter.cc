@@ -177,8 +177,8 @@ struct MetricsExporter::Impl {
   template <typename T>
   using Kept = std::map<std::string, std::unique_ptr<T>>;
 
-  // The metric of this name and labels, made by `make(full name, labels)` the first time. `fallback` when the name
-  // has too many series already.
+  // The metric of this name and labels, made by `make(full name, labels)` the first time. `fallback` when the
+  // name has too many series already.
   template <typename T, typename Make>
   T& Get(Kept<T>& kept, T& fallback, absl::string_view name, const base::Labels& labels, Make make) {
     COMOE_CHECK(IsMetricName(name), "metric names are legal");
@@ -208,7 +208,7 @@ struct MetricsExporter::Impl {
   const std::unique_ptr<base::MetricsSink> null_sink = base::MakeNullMetricsSink();
 
   base::Mutex mutex;
-  Kept<base::Counter> counters;    // guarded by mutex, as the next three
+  Kept<base::Counter> counters;  // guarded by mutex, as the next three
   Kept<base::Gauge> gauges;
   Kept<base::Histogram> histograms;
   std::map<std::string, std::size_t> num_series;
@@ -224,27 +224,30 @@ MetricsExporter::~MetricsExporter() { impl_->exposer.reset(); }
 base::Counter& MetricsExporter::AddCounter(absl::string_view name, absl::string_view help,
                                            const base::Labels& labels) {
   base::Counter& fallback = impl_->null_sink->AddCounter(name, help, {});
-  return impl_->Get(impl_->counters, fallback, name, labels,
-                    [this, help](const std::string& full, const prometheus::Labels& converted) {
-                      prometheus::Family<prometheus::Counter>& family =
-                          prometheus::BuildCounter().Name(full).Help(std::string(help)).Register(*impl_->registry);
-                      return std::make_unique<ExportedCounter>(family.Add(converted));
-                    });
+  return impl_->Get(
+      impl_->counters, fallback, name, labels,
+      [this, help](const std::string& full, const prometheus::Labels& converted) {
+        prometheus::Family<prometheus::Counter>& family =
+            prometheus::BuildCounter().Name(full).Help(std::string(help)).Register(*impl_->registry);
+        return std::make_unique<ExportedCounter>(family.Add(converted));
+      });
 }
 
 base::Gauge& MetricsExporter::AddGauge(absl::string_view name, absl::string_view help,
                                        const base::Labels& labels) {
   base::Gauge& fallback = impl_->null_sink->AddGauge(name, help, {});
-  return impl_->Get(impl_->gauges, fallback, name, labels,
-                    [this, help](const std::string& full, const prometheus::Labels& converted) {
-                      prometheus::Family<prometheus::Gauge>& family =
-                          prometheus::BuildGauge().Name(full).Help(std::string(help)).Register(*impl_->registry);
-                      return std::make_unique<ExportedGauge>(family.Add(converted));
-                    });
+  return impl_->Get(
+      impl_->gauges, fallback, name, labels,
+      [this, help](const std::string& full, const prometheus::Labels& converted) {
+        prometheus::Family<prometheus::Gauge>& family =
+            prometheus::BuildGauge().Name(full).Help(std::string(help)).Register(*impl_->registry);
+        return std::make_unique<ExportedGauge>(family.Add(converted));
+      });
 }
 
 base::Histogram& MetricsExporter::AddHistogram(absl::string_view name, absl::string_view help,
-                                               const base::Labels& labels, const std::vector<double>& buckets) {
+                                               const base::Labels& labels,
+                                               const std::vector<double>& buckets) {
   base::Histogram& fallback = impl_->null_sink->AddHistogram(name, help, {}, buckets);
   return impl_->Get(
       impl_->histograms, fallback, name, labels,

@@ -12,11 +12,12 @@
 
 namespace comoe::server {
 
-// Thread-safe. Every name gets the prefix `comoe_`. The library underneath keeps what would spoil a scrape for ever
-// (a NaN in a counter, a label named `le`, broken UTF-8 in a label), so this class does not let it through: a
-// non-finite or negative amount is dropped, label values are made valid UTF-8, and a malformed name or label name
-// is a bug of ours that ends the process. Asking for the same name and labels again gives the same metric.
-// The endpoint also reports process_* (memory, file descriptors, CPU) as Prometheus' own clients name them.
+// Thread-safe. Every name gets the prefix `comoe_`. The library underneath keeps what would spoil a scrape
+// for ever (a NaN in a counter, a label named `le`, broken UTF-8 in a label), so this class does not let it
+// through: a non-finite or negative amount is dropped, label values are made valid UTF-8, and a malformed
+// name or label name is a bug of ours that ends the process. Asking for the same name and labels again gives
+// the same metric. The endpoint also reports process_* (memory, file descriptors, CPU) as Prometheus' own
+// clients name them.
 class MetricsExporter final : public base::MetricsSink {
  public:
   // Series of one name; asking for more gives a metric that nobody sees, and one line in the log.
@@ -28,7 +29,8 @@ class MetricsExporter final : public base::MetricsSink {
   MetricsExporter(const MetricsExporter&) = delete;
   MetricsExporter& operator=(const MetricsExporter&) = delete;
 
-  base::Counter& AddCounter(absl::string_view name, absl::string_view help, const base::Labels& labels) override;
+  base::Counter& AddCounter(absl::string_view name, absl::string_view help,
+                            const base::Labels& labels) override;
   base::Gauge& AddGauge(absl::string_view name, absl::string_view help, const base::Labels& labels) override;
   base::Histogram& AddHistogram(absl::string_view name, absl::string_view help, const base::Labels& labels,
                                 const std::vector<double>& buckets) override;

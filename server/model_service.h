@@ -14,7 +14,8 @@ class ModelService final : public v1::ModelService::CallbackService {
 
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
                                      v1::GetModelResponse* response) override;
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context,
+                                       const v1::ListModelsRequest* request,
                                        v1::ListModelsResponse* response) override;
 
  private:

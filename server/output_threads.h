@@ -1,5 +1,5 @@
-// The threads that turn tokens into text and start writes, so that neither the engine thread nor gRPC's callback
-// threads do (64 writes from the engine thread cost 0.6 ms, a good part of a step).
+// The threads that turn tokens into text and start writes, so that neither the engine thread nor gRPC's
+// callback threads do (64 writes from the engine thread cost 0.6 ms, a good part of a step).
 #pragma once
 
 #include <atomic>
@@ -14,13 +14,13 @@
 
 namespace comoe::server {
 
-// Something with output to do. Bound to one output thread for its life, so its RunOutput never runs twice at once
-// and what only RunOutput touches needs no lock.
+// Something with output to do. Bound to one output thread for its life, so its RunOutput never runs twice at
+// once and what only RunOutput touches needs no lock.
 class OutputTask {
  public:
   virtual ~OutputTask() = default;
-  // Does what there is to do now and returns; never blocks. Called after each Wake (several may share one call)
-  // and about every OutputThreads::kTick for time-outs.
+  // Does what there is to do now and returns; never blocks. Called after each Wake (several may share one
+  // call) and about every OutputThreads::kTick for time-outs.
   virtual void RunOutput() = 0;
   // RunOutput has nothing to do any more. Called by the output thread.
   virtual bool output_done() const = 0;

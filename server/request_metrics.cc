@@ -12,8 +12,9 @@ namespace comoe::server {
 namespace {
 
 constexpr std::array<absl::string_view, kNumMethods> kMethodNames = {
-    "Generate",      "GenerateStream", "Tokenize", "Detokenize", "Abort",       "GetModel",     "ListModels",
-    "GetServerInfo", "GetLoads",       "Drain",    "FlushCache", "SetLogLevel", "StartProfile", "StopProfile"};
+    "Generate",   "GenerateStream", "Tokenize",      "Detokenize", "Abort",
+    "GetModel",   "ListModels",     "GetServerInfo", "GetLoads",   "Drain",
+    "FlushCache", "SetLogLevel",    "StartProfile",  "StopProfile"};
 constexpr std::array<absl::string_view, kNumRejections> kRejectionNames = {
     "",         "queue_full",    "too_long",     "invalid",   "loading", "draining",
     "deadline", "unknown_model", "duplicate_id", "not_built", "other"};
@@ -22,13 +23,11 @@ constexpr std::array<absl::string_view, kNumEarlyEnds> kEarlyEndNames = {
 
 // 1 ms to 160 s: a short prompt on an idle server, and a long one behind a full queue.
 std::vector<double> FirstTokenBuckets() {
-  return {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75,
-                                                        1,    2.5,  5,   7.5, 10,  20,  40,  80, 160};
+  return {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160};
 }
 std::vector<double> NextTokenBuckets() {
-  return {.0005, .001, .002, .004, .006, .008, .01, .015,
-                                                        .02,   .03,  .04,  .06,  .08,  .1,   .15, .2,
-                                                        .3,    .5,   1,    2.5,  5,    10};
+  return {.0005, .001, .002, .004, .006, .008, .01, .015, .02, .03, .04,
+          .06,   .08,  .1,   .15,  .2,   .3,   .5,  1,    2.5, 5,   10};
 }
 std::vector<double> EndToEndBuckets() {
   return {.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640};
@@ -64,12 +63,14 @@ Rejection RejectionOf(const absl::Status& status, Phase phase) {
 RequestMetrics::RequestMetrics(base::MetricsSink& sink)
     : sink_(sink),
       first_token_(sink.AddHistogram("time_to_first_token_seconds",
-                                     "From the arrival of a request to its first token.", {}, FirstTokenBuckets())),
+                                     "From the arrival of a request to its first token.", {},
+                                     FirstTokenBuckets())),
       next_token_(sink.AddHistogram("inter_token_latency_seconds",
-                                    "Between one token of a request and the next, as the engine emits them.", {},
-                                    NextTokenBuckets())),
+                                    "Between one token of a request and the next, as the engine emits them.",
+                                    {}, NextTokenBuckets())),
       per_output_token_(sink.AddHistogram("time_per_output_token_seconds",
-                                          "Mean time between the tokens of one request.", {}, NextTokenBuckets())),
+                                          "Mean time between the tokens of one request.", {},
+                                          NextTokenBuckets())),
       end_to_end_(sink.AddHistogram("e2e_seconds", "From the arrival of a generation request to its end.", {},
                                     EndToEndBuckets())) {
   for (std::size_t i = 1; i < kNumRejections; ++i) {
@@ -78,8 +79,9 @@ RequestMetrics::RequestMetrics(base::MetricsSink& sink)
                          {{"reason", std::string(kRejectionNames[i])}});
   }
   for (std::size_t i = 1; i < kNumEarlyEnds; ++i) {
-    early_ends_[i] = &sink.AddCounter("stream_aborts_total", "Generations that were accepted and ended early.",
-                                      {{"reason", std::string(kEarlyEndNames[i])}});
+    early_ends_[i] =
+        &sink.AddCounter("stream_aborts_total", "Generations that were accepted and ended early.",
+                         {{"reason", std::string(kEarlyEndNames[i])}});
   }
 }
 
@@ -90,8 +92,10 @@ base::Counter& RequestMetrics::RequestsCounter(const Terminal& terminal) {
   if (code >= kNumStatusCodes) {
     code = static_cast<std::size_t>(absl::StatusCode::kUnknown);
   }
-  const std::size_t finish = terminal.finish_reason ? static_cast<std::size_t>(*terminal.finish_reason) + 1 : 0;
-  std::atomic<base::Counter*>& entry = requests_[(method * kNumStatusCodes + code) * kNumFinishLabels + finish];
+  const std::size_t finish =
+      terminal.finish_reason ? static_cast<std::size_t>(*terminal.finish_reason) + 1 : 0;
+  std::atomic<base::Counter*>& entry =
+      requests_[(method * kNumStatusCodes + code) * kNumFinishLabels + finish];
   base::Counter* counter = entry.load(std::memory_order_acquire);
   if (counter == nullptr) {
     // Two threads may both get here: the sink gives both the same counter.

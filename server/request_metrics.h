@@ -1,5 +1,5 @@
-// Metrics of RPCs. Every RPC that reaches a handler ends in RecordTerminal, whatever came of it, so that the sum of
-// requests_total is the number of RPCs.
+// Metrics of RPCs. Every RPC that reaches a handler ends in RecordTerminal, whatever came of it, so that the
+// sum of requests_total is the number of RPCs.
 #pragma once
 
 #include <array>
@@ -65,8 +65,8 @@ struct Terminal {
   std::optional<batching::FinishReason> finish_reason;  // generations that were accepted
   Rejection rejection = Rejection::kNone;
   EarlyEnd early_end = EarlyEnd::kNone;
-  absl::Duration end_to_end;       // of generations, from arrival
-  absl::Duration per_output_token; // mean of all but the first; zero when there were fewer than two
+  absl::Duration end_to_end;        // of generations, from arrival
+  absl::Duration per_output_token;  // mean of all but the first; zero when there were fewer than two
 };
 
 // Thread-safe. `sink` outlives it.
@@ -86,7 +86,7 @@ class RequestMetrics {
 
   base::MetricsSink& sink_;
   // Filled as combinations occur: most never do.
-  std::array<std::atomic<base::Counter*>, kNumMethods * kNumStatusCodes * kNumFinishLabels> requests_ = {};
+  std::array<std::atomic<base::Counter*>, kNumMethods* kNumStatusCodes* kNumFinishLabels> requests_ = {};
   std::array<base::Counter*, kNumRejections> rejections_ = {};  // [0] is null
   std::array<base::Counter*, kNumEarlyEnds> early_ends_ = {};   // [0] is null
   base::Histogram& first_token_;

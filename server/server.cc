@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <thread>
 #include <utility>
@@ -27,6 +28,9 @@ namespace {
 
 constexpr absl::Duration kTerminalEventTimeout = absl::Seconds(2);
 constexpr absl::Duration kGrpcShutdownTimeout = absl::Seconds(5);
+// With no generation open only short questions can be under way. It is no use to wait longer: a client that
+// is idle answers the library's farewell late, and the library waits for it.
+constexpr absl::Duration kIdleGrpcShutdownTimeout = absl::Milliseconds(300);
 constexpr absl::Duration kWatchdogTimeout = absl::Seconds(5);
 constexpr int kWatchdogExitCode = 70;
 constexpr int kMsPerSecond = 1000;
@@ -41,7 +45,8 @@ void Configure(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->SetMaxSendMessageSize(static_cast<int>(config.limits.max_answer_bytes));
   // Otherwise a second server shares the port silently and gets half of the connections.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // A client may ping every 5 s with no data in flight; the default of 300 s cuts clients off in a long prefill.
+  // A client may ping every 5 s with no data in flight; the default of 300 s cuts clients off in a long
+  // prefill.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5 * kMsPerSecond);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
@@ -51,13 +56,24 @@ void Configure(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, MaxStreams(config.scheduler));
 }
 
-// Reflection for this one server. The library's own switch is global: it would give it to every later server.
+// Linking the reflection library gives reflection to every server of the process; this decides for one.
 class ReflectionOption final : public grpc::ServerBuilderOption {
  public:
+  explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
   void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+    auto reflection = std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
+    const std::string name = reflection->name();
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [&name](const auto& plugin) { return plugin->name() == name; }),
+                   plugins->end());
+    if (enabled_) {
+      plugins->push_back(std::move(reflection));
+    }
   }
+
+ private:
+  const bool enabled_;
 };
 
 // Ends the process unless told in time that there is no need.
@@ -130,7 +146,8 @@ struct Server::Parts {
         models(state, metrics),
         admin(state, config, metrics) {}
 
-  // In this order: gRPC goes first, then the threads, which may still run what gRPC has left, then what they use.
+  // In this order: gRPC goes first, then the threads, which may still run what gRPC has left, then what they
+  // use.
   RequestMetrics metrics;
   WorkerPool workers;
   OutputThreads output;
@@ -146,7 +163,8 @@ Server::Server(const ServerConfig& config, base::MetricsSink& metrics)
 
 Server::~Server() { Shutdown(); }
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerConfig& config, base::MetricsSink& metrics) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerConfig& config,
+                                                      base::MetricsSink& metrics) {
   COMOE_RETURN_IF_ERROR(ValidateServerConfig(config));
   std::unique_ptr<Server> server(new Server(config, metrics));
   COMOE_RETURN_IF_ERROR(server->Listen());
@@ -157,9 +175,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerConfig& config
 absl::Status Server::Listen() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  if (IsLoopback(config_.listen)) {
-    builder.SetOption(std::make_unique<ReflectionOption>());
-  }
+  builder.SetOption(std::make_unique<ReflectionOption>(IsLoopback(config_.listen)));
   Configure(config_, &builder);
   int port = 0;
   builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port);
@@ -199,8 +215,8 @@ absl::Status Server::WarmUp(const Backend& backend) {
     return outcome.status;
   }
   if (outcome.usage.completion_tokens < 1) {
-    return absl::InternalError(absl::StrCat("it gave no token and ended with ",
-                                            batching::FinishReasonName(outcome.reason)));
+    return absl::InternalError(
+        absl::StrCat("it gave no token and ended with ", batching::FinishReasonName(outcome.reason)));
   }
   return absl::OkStatus();
 }
@@ -241,9 +257,10 @@ void Server::Shutdown() {
     backend->scheduler->Stop(absl::Now());
   }
   // Every generation has its outcome now; its terminal event goes out before gRPC cancels what is open.
-  state_.WaitUntilIdle(absl::Now() + kTerminalEventTimeout);
-  const Watchdog watchdog(kGrpcShutdownTimeout + kWatchdogTimeout);
-  parts_->grpc->Shutdown(absl::ToChronoTime(absl::Now() + kGrpcShutdownTimeout));
+  const bool idle = state_.WaitUntilIdle(absl::Now() + kTerminalEventTimeout);
+  const absl::Duration timeout = idle ? kIdleGrpcShutdownTimeout : kGrpcShutdownTimeout;
+  const Watchdog watchdog(timeout + kWatchdogTimeout);
+  parts_->grpc->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
   parts_->grpc->Wait();
 }
 

@@ -1,4 +1,5 @@
-// The service as a whole: it listens from the start, serves once a model has answered a warm-up, and ends in order.
+// The service as a whole: it listens from the start, serves once a model has answered a warm-up, and ends in
+// order.
 //
 //   Start: listening, health NOT_SERVING, requests answer UNAVAILABLE
 //   Serve: a warm-up has answered; SERVING
@@ -22,9 +23,10 @@ namespace comoe::server {
 // Thread-safe but for destruction.
 class Server {
  public:
-  // Binds and listens. `metrics` outlives the server. INVALID_ARGUMENT: a setting. UNAVAILABLE: the port is taken
-  // (it is never shared with another process) or the address is not this machine's.
-  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerConfig& config, base::MetricsSink& metrics);
+  // Binds and listens. `metrics` outlives the server. INVALID_ARGUMENT: a setting. UNAVAILABLE: the port is
+  // taken (it is never shared with another process) or the address is not this machine's.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerConfig& config,
+                                                       base::MetricsSink& metrics);
   // Shuts down first, if nobody has.
   ~Server();
   Server(const Server&) = delete;
@@ -33,16 +35,17 @@ class Server {
   // HOST:PORT with the port that was bound.
   const std::string& address() const { return address_; }
 
-  // Runs a short generation through the scheduler and, when it has answered, serves. Blocks meanwhile. The backend's
-  // scheduler and tokenizer outlive Shutdown. UNAVAILABLE when a drain began meanwhile; the warm-up's error if it
-  // failed, and nothing is served. Once.
+  // Runs a short generation through the scheduler and, when it has answered, serves. Blocks meanwhile. The
+  // backend's scheduler and tokenizer outlive Shutdown. UNAVAILABLE when a drain began meanwhile; the
+  // warm-up's error if it failed, and nothing is served. Once.
   absl::Status Serve(Backend backend);
 
   void BeginDrain();
   // Blocks until no generation is open or the time has come; true if none is.
   bool WaitUntilIdle(absl::Time until);
-  // Stops the scheduler and gRPC; implies BeginDrain. Idempotent. Returns within about 12 seconds: if gRPC does not
-  // come to an end (it waits for ever for an RPC that nobody finishes), the process is ended with exit code 70.
+  // Stops the scheduler and gRPC; implies BeginDrain. Idempotent. Returns within about 12 seconds: if gRPC
+  // does not come to an end (it waits for ever for an RPC that nobody finishes), the process is ended with
+  // exit code 70.
   void Shutdown();
 
  private:

@@ -1,4 +1,5 @@
-// Which phase the service is in, what serves requests once there is something, and how many generations are open.
+// Which phase the service is in, what serves requests once there is something, and how many generations are
+// open.
 #pragma once
 
 #include <atomic>
@@ -39,7 +40,8 @@ class ServingState {
 
   // Null while the model loads. Lives as long as this.
   const Backend* backend() const { return published_.load(std::memory_order_acquire); }
-  // For a new request: the backend, or UNAVAILABLE saying whether the model is loading or the server draining.
+  // For a new request: the backend, or UNAVAILABLE saying whether the model is loading or the server
+  // draining.
   absl::StatusOr<const Backend*> Accept() const;
   // For a question about the model, which a draining server answers too.
   absl::StatusOr<const Backend*> Loaded() const;

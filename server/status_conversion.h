@@ -8,8 +8,8 @@
 
 namespace comoe::server {
 
-// The message is cut to 2048 bytes: it travels in a header, and clients refuse headers above 8 KiB. Bytes that are
-// not printable ASCII are kept as they are; gRPC percent-encodes them.
+// The message is cut to 2048 bytes: it travels in a header, and clients refuse headers above 8 KiB. Bytes
+// that are not printable ASCII are kept as they are; gRPC percent-encodes them.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 absl::Status FromGrpcStatus(const grpc::Status& status);
 

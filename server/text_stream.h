@@ -1,5 +1,6 @@
-// Tokens to the text of a completion, piece by piece: every piece is valid UTF-8, and all of them joined are the
-// text of all tokens, however they were split. gRPC's C++ client never gets over one invalid `string` in a stream.
+// Tokens to the text of a completion, piece by piece: every piece is valid UTF-8, and all of them joined are
+// the text of all tokens, however they were split. gRPC's C++ client never gets over one invalid `string` in
+// a stream.
 #pragma once
 
 #include <string>

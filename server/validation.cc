@@ -25,7 +25,8 @@ absl::Status OutOfRange(absl::string_view field, Value value, absl::string_view 
 }
 
 absl::Status NotBuilt(absl::string_view field, absl::string_view feature, absl::string_view instead) {
-  return absl::UnimplementedError(absl::StrCat(field, ": ", feature, " is not supported by this server; ", instead));
+  return absl::UnimplementedError(
+      absl::StrCat(field, ": ", feature, " is not supported by this server; ", instead));
 }
 
 absl::Status CheckPenalties(const v1::SamplingParams& sampling) {
@@ -72,7 +73,8 @@ absl::Status CheckLogitBias(const v1::SamplingParams& sampling, std::int32_t voc
   return absl::OkStatus();
 }
 
-absl::StatusOr<api::SamplingParams> ParseSampling(const v1::SamplingParams& sampling, const api::ModelInfo& model) {
+absl::StatusOr<api::SamplingParams> ParseSampling(const v1::SamplingParams& sampling,
+                                                  const api::ModelInfo& model) {
   api::SamplingParams out = model.default_sampling;
   if (sampling.has_temperature()) {
     out.temperature = sampling.temperature();
@@ -119,7 +121,8 @@ absl::Status CheckStopStrings(const v1::StoppingParams& stopping) {
   return absl::OkStatus();
 }
 
-absl::Status ParseStopping(const v1::StoppingParams& stopping, const api::ModelInfo& model, GenerationSpec* spec) {
+absl::Status ParseStopping(const v1::StoppingParams& stopping, const api::ModelInfo& model,
+                           GenerationSpec* spec) {
   batching::StopConditions& stop = spec->request.stop;
   spec->max_tokens_given = stopping.has_max_tokens();
   if (stopping.has_max_tokens()) {
@@ -132,12 +135,14 @@ absl::Status ParseStopping(const v1::StoppingParams& stopping, const api::ModelI
     }
   }
   if (stopping.min_tokens() > 0) {
-    return NotBuilt("stopping.min_tokens", "a least number of tokens", "use stopping.ignore_eos with max_tokens");
+    return NotBuilt("stopping.min_tokens", "a least number of tokens",
+                    "use stopping.ignore_eos with max_tokens");
   }
   COMOE_RETURN_IF_ERROR(CheckStopStrings(stopping));
   if (stopping.stop_token_ids_size() > kMaxStopTokenIds) {
-    return absl::InvalidArgumentError(absl::StrCat("stopping.stop_token_ids has ", stopping.stop_token_ids_size(),
-                                                   " ids: ", kMaxStopTokenIds, " at most"));
+    return absl::InvalidArgumentError(absl::StrCat("stopping.stop_token_ids has ",
+                                                   stopping.stop_token_ids_size(), " ids: ", kMaxStopTokenIds,
+                                                   " at most"));
   }
   COMOE_ASSIGN_OR_RETURN(stop.stop_token_ids,
                          ToTokenIds("stopping.stop_token_ids", stopping.stop_token_ids(), model.vocab_size));
@@ -204,8 +209,8 @@ absl::Status CheckUnbuiltFeatures(const v1::GenerateRequest& request) {
     return OutOfRange("priority", request.priority(), "[-100, 100]");
   }
   if (request.cache_salt().size() > kMaxCacheSaltBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache_salt has ", request.cache_salt().size(), " bytes: ", kMaxCacheSaltBytes, " at most"));
+    return absl::InvalidArgumentError(absl::StrCat("cache_salt has ", request.cache_salt().size(),
+                                                   " bytes: ", kMaxCacheSaltBytes, " at most"));
   }
   if (request.has_structured()) {
     if (request.structured().constraint_case() == v1::StructuredOutput::CONSTRAINT_NOT_SET) {
@@ -252,7 +257,8 @@ absl::Status CheckTextBytes(absl::string_view field, absl::string_view text, con
 }
 
 absl::StatusOr<std::vector<base::TokenId>> ToTokenIds(
-    absl::string_view field, const google::protobuf::RepeatedField<std::uint32_t>& ids, std::int32_t vocab_size) {
+    absl::string_view field, const google::protobuf::RepeatedField<std::uint32_t>& ids,
+    std::int32_t vocab_size) {
   std::vector<base::TokenId> out;
   out.reserve(static_cast<std::size_t>(ids.size()));
   for (int i = 0; i < ids.size(); ++i) {

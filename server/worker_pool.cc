@@ -6,7 +6,9 @@
 
 namespace comoe::server {
 
-void NameThisThread(const std::string& name) { pthread_setname_np(pthread_self(), name.substr(0, 15).c_str()); }
+void NameThisThread(const std::string& name) {
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+}
 
 WorkerPool::WorkerPool(int num_threads, const std::string& name, std::size_t max_pending)
     : max_pending_(max_pending) {

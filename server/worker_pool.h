@@ -1,5 +1,5 @@
-// A fixed set of named threads that run tasks in the order they came. Tokenising happens here: gRPC has as few
-// as two callback threads, and two busy ones stall every RPC, health checks included.
+// A fixed set of named threads that run tasks in the order they came. Tokenising happens here: gRPC has as
+// few as two callback threads, and two busy ones stall every RPC, health checks included.
 #pragma once
 
 #include <cstddef>

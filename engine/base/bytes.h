@@ -22,10 +22,20 @@ constexpr std::uint64_t AlignUp(std::uint64_t value, std::uint64_t alignment) {
 
 // False, and *out untouched, when the product or sum does not fit: sizes read from files are multiplied with these.
 [[nodiscard]] inline bool CheckedMul(std::uint64_t a, std::uint64_t b, std::uint64_t* out) {
-  return !__builtin_mul_overflow(a, b, out);
+  std::uint64_t product = 0;  // the builtin stores the wrapped value even when it reports an overflow
+  if (__builtin_mul_overflow(a, b, &product)) {
+    return false;
+  }
+  *out = product;
+  return true;
 }
 [[nodiscard]] inline bool CheckedAdd(std::uint64_t a, std::uint64_t b, std::uint64_t* out) {
-  return !__builtin_add_overflow(a, b, out);
+  std::uint64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) {
+    return false;
+  }
+  *out = sum;
+  return true;
 }
 
 }  // namespace comoe::base

@@ -23,8 +23,9 @@ void Log(LogLevel level, absl::string_view part, absl::string_view text) {
   if (level < GetLogLevel()) {
     return;
   }
-  std::string line = absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ",
-                                  absl::string_view("DIWE" + static_cast<int>(level), 1), " ", part, ": ");
+  std::string line =
+      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ",
+                   absl::string_view("DIWE").substr(static_cast<std::size_t>(level), 1), " ", part, ": ");
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {

@@ -22,7 +22,7 @@
 #include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/checkpoint/internal/messages.h"
-#include "engine/checkpoint/internal/safetensors_header.h"
+#include "engine/checkpoint/safetensors_header.h"
 #include "nlohmann/json.hpp"
 
 namespace comoe::checkpoint {

@@ -296,9 +296,9 @@ absl::StatusOr<absl::btree_map<std::string, NumpyArray>> ReadNpz(const std::stri
   using Archive = std::unique_ptr<zip_t, ZipCloser>;
   COMOE_ASSIGN_OR_RETURN(const Archive archive, OpenZip(*file));
   const zip_int64_t count = zip_get_num_entries(archive.get(), 0);
-  if (count > kMaxArrays) {
+  if (count < 1 || count > kMaxArrays) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": holds ", count, " arrays, more than ", kMaxArrays));
+        absl::StrCat(path, ": holds ", count, " arrays; between 1 and ", kMaxArrays, " are accepted"));
   }
   absl::btree_map<std::string, NumpyArray> arrays;
   std::uint64_t left = limit_bytes;

@@ -15,7 +15,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/checkpoint/internal/json_fields.h"
 #include "engine/checkpoint/internal/messages.h"
-#include "engine/checkpoint/internal/safetensors_header.h"
+#include "engine/checkpoint/safetensors_header.h"
 #include "engine/checkpoint/tensor_source.h"
 
 namespace comoe::checkpoint {

@@ -45,7 +45,7 @@ absl::StatusOr<AddedToken> ParseToken(const JsonField& field, const Normalizer* 
       return base::Annotate(status, field.path());
     }
     token.decoded = std::string(text.view());
-    if (token.decoded.empty()) {
+    if (token.decoded.empty()) {  // the reference would match it everywhere, for ever
       return field.Error("nothing is left of content when it is normalised");
     }
   }
@@ -159,7 +159,9 @@ void AddedTokens::Find(Set set, absl::string_view text, std::vector<Piece>* piec
       }
       end = space_end;
     }
-    begin = std::min(begin, end);
+    if (begin >= end) {
+      continue;  // all of it is white space that the token before has taken
+    }
     if (done < begin) {
       add(done, begin, kNoToken);
     }

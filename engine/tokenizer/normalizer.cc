@@ -220,6 +220,9 @@ absl::StatusOr<std::unique_ptr<Normalizer>> ParseNormalizer(const JsonField& fie
   if (type == "Replace") return ParseReplace(field);
   if (type == "Sequence") return ParseSequence(field);
   COMOE_ASSIGN_OR_RETURN(std::string prefix, field.GetString("prepend"));
+  if (prefix.empty()) {  // the reference doubles the first character then
+    return field.Error("prepend is empty");
+  }
   return std::make_unique<Prepend>(std::move(prefix));
 }
 

@@ -81,6 +81,7 @@ const absl::flat_hash_map<absl::string_view, absl::string_view>& PropertyTable()
       {"nd", "Nd"},
       {"nl", "Nl"},
       {"no", "No"},
+      {"punct", "P"},
       {"p", "P"},
       {"pc", "Pc"},
       {"pd", "Pd"},
@@ -125,11 +126,14 @@ const absl::flat_hash_map<absl::string_view, absl::string_view>& PropertyTable()
   return table;
 }
 
+// [[:punct:]] has symbols, \p{Punct} has not.
+constexpr absl::string_view kPosixPunct = "posixpunct";
+
 // The sets that are several properties together; only their plain form fits inside a class.
 std::optional<absl::string_view> CompoundSet(absl::string_view key) {
-  if (key == "word" || key == "w") return kWordItems;
+  if (key == "word" || key == "w") return kWordItemsInClass;
   if (key == "alnum") return "\\p{Alphabetic}\\p{Nd}";
-  if (key == "punct") return "\\p{P}$+<=>\\^`|~";
+  if (key == kPosixPunct) return "\\p{P}\\p{S}";
   if (key == "xdigit") return "0-9A-Fa-f";
   if (key == "ascii") return "\\x00-\\x7f";
   if (key == "blank") return "\\p{Zs}\\t";
@@ -225,7 +229,8 @@ class ClassParser {
         absl::string_view name = pattern_.substr(pos_ + 2, end - pos_ - 2);
         const bool negated = !name.empty() && name[0] == '^';
         pos_ = end + 2;
-        return AddProperty(negated ? name.substr(1) : name, negated, parts);
+        name.remove_prefix(negated ? 1 : 0);
+        return AddProperty(name == "punct" ? kPosixPunct : name, negated, parts);
       }
     }
     if (pattern_[pos_] == '[') {

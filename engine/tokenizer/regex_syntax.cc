@@ -107,13 +107,15 @@ class Translator {
       case 'S':
       case 'd':
       case 'D':
-      case 'w':
-      case 'W':
       case 'h':
       case 'H':
       case 'p':
       case 'P':
         return SetEscape(letter);
+      case 'w':
+        return emit(absl::StrCat("[", kWordItems, "]"));
+      case 'W':
+        return emit(absl::StrCat("[^", kWordItems, "]"));
       case 'b':
         return emit(absl::StrCat("(?:(?<=[", kWordItems, "])(?![", kWordItems, "])|(?<![", kWordItems,
                                  "])(?=[", kWordItems, "]))"));

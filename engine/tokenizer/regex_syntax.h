@@ -33,7 +33,9 @@ absl::StatusOr<char32_t> ParseCharacterEscape(absl::string_view pattern, std::si
 // `c` as a literal, for use inside and outside a class.
 std::string QuoteForRegex(char32_t c);
 
-// The inside of a class with Oniguruma's \w. Of the other numbers it has those of Latin-1 only.
+// The inside of a class with Oniguruma's \w, as it is inside a class and outside of one, where it also has
+// the numbers of Latin-1 that are no decimal digits.
+inline constexpr absl::string_view kWordItemsInClass = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 inline constexpr absl::string_view kWordItems =
     "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 

@@ -52,8 +52,7 @@ bool Mailbox::Cancel(absl::string_view request_id) {
   if (found == in_flight_.end()) {
     return false;
   }
-  // By sequence, which is never used again: a cancel that comes late cannot hit a later request of the same
-  // id.
+  // By sequence id, which is never used again: a late cancel cannot hit the next request of that name.
   cancelled_.push_back(found->second);
   work_.Signal();
   return true;

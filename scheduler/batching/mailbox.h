@@ -21,8 +21,7 @@
 
 namespace comoe::batching {
 
-// What others asked of the engine thread since it last looked. The sequences waited until now, and are its to
-// end.
+// What others asked of the engine thread since it last looked. The sequences were waiting and are its to end.
 struct Mail {
   std::vector<std::unique_ptr<Sequence>> aborted;
   std::vector<std::unique_ptr<Sequence>> expired;
@@ -54,8 +53,8 @@ class Mailbox {
   std::unique_ptr<Sequence> PopWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
   void PublishLoad(std::int64_t running, std::int64_t used_blocks, std::int64_t total_blocks)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Around a request's terminal event. Before it its id becomes free again: whoever hears of the end may use it
-  // at once. After it, and not earlier, Stop counts it as ended.
+  // Around a request's terminal event. Before it its id becomes free again: whoever hears of the end may use
+  // it at once. After it, and not earlier, Stop counts it as ended.
   void FreeId(absl::string_view request_id) ABSL_LOCKS_EXCLUDED(mutex_);
   void CountEnd() ABSL_LOCKS_EXCLUDED(mutex_);
   // The engine thread has ended.
@@ -73,7 +72,7 @@ class Mailbox {
   base::CondVar idle_;  // nothing is in flight any more, or the thread has ended
   RequestQueue queue_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, base::SequenceId> in_flight_ ABSL_GUARDED_BY(mutex_);  // Post until FreeId
-  std::int64_t num_unended_ ABSL_GUARDED_BY(mutex_) = 0;                                  // Post until CountEnd
+  std::int64_t num_unended_ ABSL_GUARDED_BY(mutex_) = 0;  // Post until CountEnd
   std::vector<base::SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);  // but for `waiting`

@@ -1,5 +1,5 @@
-// Admits requests, decides what each step of the engine computes, and tells every request's owner what came
-// of it.
+// Admits requests, decides what each step of the engine computes, and tells every request's owner the
+// outcome.
 //
 // One thread of its own (the engine thread) is the only one that touches the engine, the sequence table and
 // the KV block manager. Submit, Cancel and the rest are thread-safe and only put a message in its mailbox.

@@ -49,8 +49,7 @@ struct Sequence {
   void MoveTo(SequenceState next);
 };
 
-// The running sequences, in the order they arrived (ids are given out in that order). Owned by the engine
-// thread.
+// The running sequences, in the order they arrived, which is that of their ids. Owned by the engine thread.
 class SequenceTable {
  public:
   void Add(std::unique_ptr<Sequence> sequence);

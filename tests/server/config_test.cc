@@ -9,10 +9,12 @@ namespace comoe::server {
 namespace {
 
 TEST(Config, LoopbackIsWhatOnlyThisMachineReaches) {
-  for (const char* address : {"127.0.0.1:50051", "127.1.2.3:1", "localhost:50051", "[::1]:50051", "unix:/run/x"}) {
+  for (const char* address :
+       {"127.0.0.1:50051", "127.1.2.3:1", "localhost:50051", "[::1]:50051", "unix:/run/x"}) {
     EXPECT_TRUE(IsLoopback(address)) << address;
   }
-  for (const char* address : {"0.0.0.0:50051", "[::]:50051", "10.0.0.1:1", "127.example.com:1", "localhost.example:1"}) {
+  for (const char* address :
+       {"0.0.0.0:50051", "[::]:50051", "10.0.0.1:1", "127.example.com:1", "localhost.example:1"}) {
     EXPECT_FALSE(IsLoopback(address)) << address;
   }
 }
@@ -42,7 +44,8 @@ TEST(Config, EverySettingOutOfRangeIsNamed) {
   check([](ServerConfig& c) { c.limits.max_prompt_bytes = std::int64_t{1} << 40; }, "max-prompt-bytes");
   check([](ServerConfig& c) { c.limits.default_max_tokens = 0; }, "default-max-tokens");
   check([](ServerConfig& c) { c.limits.max_stream_backlog_tokens = 0; }, "max-stream-backlog-tokens");
-  check([](ServerConfig& c) { c.limits.stream_stall_timeout = absl::ZeroDuration(); }, "stream-stall-timeout");
+  check([](ServerConfig& c) { c.limits.stream_stall_timeout = absl::ZeroDuration(); },
+        "stream-stall-timeout");
   check([](ServerConfig& c) { c.scheduler.max_batch_tokens = 0; }, "max-batch-tokens");
   check([](ServerConfig& c) { c.scheduler.max_sequences = -1; }, "max-sequences");
   check([](ServerConfig& c) { c.scheduler.max_waiting_requests = -1; }, "max-waiting");

@@ -136,7 +136,9 @@ TEST(RequestMetrics, EveryEndIsCountedOnce) {
   done.per_output_token = absl::Milliseconds(5);
   metrics.RecordTerminal(done);
   metrics.RecordTerminal(done);
-  EXPECT_EQ(sink.Value("requests_total{code=\"INVALID_ARGUMENT\",finish_reason=\"none\",method=\"GenerateStream\"}"), 1);
+  EXPECT_EQ(sink.Value(
+                "requests_total{code=\"INVALID_ARGUMENT\",finish_reason=\"none\",method=\"GenerateStream\"}"),
+            1);
   EXPECT_EQ(sink.Value("requests_total{code=\"OK\",finish_reason=\"max_tokens\",method=\"Generate\"}"), 2);
   EXPECT_EQ(sink.Value("request_rejections_total{reason=\"too_long\"}"), 1);
   EXPECT_EQ(sink.Observations("e2e_seconds").size(), 2U);

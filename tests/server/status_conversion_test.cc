@@ -50,7 +50,8 @@ TEST(StatusConversion, OnlyWholeCompletionsAreOk) {
   EXPECT_EQ(code(Reason::kDeadline), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(code(Reason::kDraining), absl::StatusCode::kUnavailable);
   EXPECT_EQ(code(Reason::kError), absl::StatusCode::kInternal);
-  EXPECT_EQ(code(Reason::kError, absl::ResourceExhaustedError("memory")), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(code(Reason::kError, absl::ResourceExhaustedError("memory")),
+            absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

@@ -34,8 +34,8 @@ class TextStreamTest : public ::testing::Test {
 };
 
 TEST_F(TextStreamTest, JoinedPiecesAreTheText) {
-  for (const std::string text : {"Call me Ishmael.", "na\xC3\xAFve caf\xC3\xA9", "\xE4\xBD\xA0\xE5\xA5\xBD \xF0\x9F\x98\x80!",
-                                 "  spaces\n\nand\tlines "}) {
+  for (const std::string text : {"Call me Ishmael.", "na\xC3\xAFve caf\xC3\xA9",
+                                 "\xE4\xBD\xA0\xE5\xA5\xBD \xF0\x9F\x98\x80!", "  spaces\n\nand\tlines "}) {
     const std::vector<base::TokenId> ids = tokenizer_->Encode(text, false).value();
     EXPECT_EQ(Stream(ids), text);
   }
@@ -75,9 +75,7 @@ TEST_F(TextStreamTest, HiddenTokensHaveNoText) {
   EXPECT_EQ(Stream(ids, options), tokenizer_->Decode(shown, true).value());
 }
 
-TEST_F(TextStreamTest, AnIdWithoutATokenHasNoText) {
-  EXPECT_EQ(Stream({tokenizer_->vocab_size() + 5}), "");
-}
+TEST_F(TextStreamTest, AnIdWithoutATokenHasNoText) { EXPECT_EQ(Stream({tokenizer_->vocab_size() + 5}), ""); }
 
 }  // namespace
 }  // namespace comoe::server

@@ -136,12 +136,13 @@ TEST_F(ValidationTest, EveryValueOutOfRangeIsNamedByItsPath) {
       {"stopping.stop",
        [](auto& r) {
          for (int i = 0; i < 1000; ++i) {
-           r.mutable_stopping()->add_stop("x");
+           r.mutable_stopping()->add_stop(std::string(2, 'x'));
          }
        }},
-      {"stopping.stop[0]", [](auto& r) { r.mutable_stopping()->add_stop(""); }},
+      {"stopping.stop[0]", [](auto& r) { r.mutable_stopping()->add_stop(); }},
       {"stopping.stop[0]", [](auto& r) { r.mutable_stopping()->add_stop(std::string(257, 'x')); }},
-      {"stopping.stop_token_ids", [](auto& r) { r.mutable_stopping()->mutable_stop_token_ids()->Resize(129, 1); }},
+      {"stopping.stop_token_ids",
+       [](auto& r) { r.mutable_stopping()->mutable_stop_token_ids()->Resize(129, 1); }},
       {"stopping.stop_token_ids[0]", [](auto& r) { r.mutable_stopping()->add_stop_token_ids(100); }},
       {"stopping.time_limit", [](auto& r) { r.mutable_stopping()->mutable_time_limit()->set_seconds(-1); }},
       {"stopping.time_limit", [](auto& r) { r.mutable_stopping()->mutable_time_limit(); }},
@@ -168,7 +169,7 @@ TEST_F(ValidationTest, WhatIsNotBuiltIsRefusedByName) {
       {"sampling.logit_bias", [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[3] = 1; }},
       {"sampling.n", [](auto& r) { r.mutable_sampling()->set_n(2); }},
       {"stopping.min_tokens", [](auto& r) { r.mutable_stopping()->set_min_tokens(1); }},
-      {"stopping.stop", [](auto& r) { r.mutable_stopping()->add_stop("\n"); }},
+      {"stopping.stop", [](auto& r) { r.mutable_stopping()->add_stop(std::string(1, '\n')); }},
       {"stopping.time_limit", [](auto& r) { r.mutable_stopping()->mutable_time_limit()->set_seconds(1); }},
       {"output.echo_prompt", [](auto& r) { r.mutable_output()->set_echo_prompt(true); }},
       {"output.return_logprobs", [](auto& r) { r.mutable_output()->set_return_logprobs(true); }},
@@ -200,14 +201,16 @@ TEST_F(ValidationTest, StreamOptions) {
   EXPECT_FALSE(spec.output.include_usage_every_chunk);
   EXPECT_FALSE(spec.output.include_timing);
   request.mutable_stream()->set_min_chunk_tokens(0);
-  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(),
+            absl::StatusCode::kInvalidArgument);
   request.mutable_stream()->set_min_chunk_tokens(2);
   EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(), absl::StatusCode::kUnimplemented);
   request.mutable_stream()->clear_min_chunk_tokens();
   request.mutable_stream()->mutable_max_chunk_delay()->set_nanos(1);
   EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(), absl::StatusCode::kUnimplemented);
   request.mutable_stream()->mutable_max_chunk_delay()->set_seconds(-1);
-  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(ValidationTest, AnotherModelIsNotFoundAndTheServedOneNamed) {

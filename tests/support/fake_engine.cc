@@ -116,13 +116,15 @@ void FakeEngine::WaitUntilPermitted() {
 }
 
 void FakeEngine::Report(const api::PlanSpan& span, const std::string& what) {
-  violations_.push_back(absl::StrCat("sequence ", span.sequence.value, " at ", span.start_position, ": ", what));
+  violations_.push_back(
+      absl::StrCat("sequence ", span.sequence.value, " at ", span.start_position, ": ", what));
 }
 
 void FakeEngine::CheckPlan(const api::StepPlan& plan) {
   if (plan.spans.empty() || plan.num_rows() > capacity_.max_rows ||
       static_cast<std::int64_t>(plan.spans.size()) > capacity_.max_sequences) {
-    violations_.push_back(absl::StrCat("a plan of ", plan.spans.size(), " spans and ", plan.num_rows(), " rows"));
+    violations_.push_back(
+        absl::StrCat("a plan of ", plan.spans.size(), " spans and ", plan.num_rows(), " rows"));
   }
   std::set<base::SequenceId> sequences;
   std::set<std::pair<std::size_t, std::int32_t>> held;
@@ -204,7 +206,8 @@ void FakeEngine::WriteRows(const api::PlanSpan& span, bool rubbish) {
         Report(span, absl::StrCat("group ", group, " has no place for position ", position));
         continue;
       }
-      if (recurrent && position > 0 && (cell->sequence != span.sequence || cell->position != position - 1)) {
+      const bool follows = position > 0 && (row == 0 || !rubbish);
+      if (recurrent && follows && (cell->sequence != span.sequence || cell->position != position - 1)) {
         Report(span, absl::StrCat("the slot of group ", group, " does not hold the state before ", position));
       }
       *cell = rubbish ? Cell{} : Cell{span.sequence, position, span.tokens[static_cast<std::size_t>(row)]};

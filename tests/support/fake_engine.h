@@ -1,6 +1,6 @@
-// An engine without a model: it remembers which token lies in which cell of which block, as a real one does, and makes
-// the next token out of what it reads back. A scheduler that hands out a wrong, stale or shared block gets wrong tokens
-// and a violation.
+// An engine without a model: it remembers which token lies in which cell of which block, as a real one does,
+// and makes the next token out of what it reads back. A scheduler that hands out a wrong, stale or shared
+// block gets wrong tokens and a violation.
 #pragma once
 
 #include <cstdint>
@@ -45,9 +45,10 @@ class FakeEngine final : public api::Engine {
   absl::Status Truncate(base::SequenceId sequence, std::int64_t num_tokens) override;
   absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups,
                                               std::int64_t num_tokens) override;
-  absl::Status Restore(const api::StateSnapshot& snapshot, const std::vector<api::GroupState>& groups) override;
+  absl::Status Restore(const api::StateSnapshot& snapshot,
+                       const std::vector<api::GroupState>& groups) override;
 
-  // The n-th step from now (0: the next) fails with `status`, having written rubbish where its rows go.
+  // The n-th step to begin from now (0: the next) fails, having written rubbish where its rows go.
   void FailStep(std::int64_t n, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // From now on a step waits, after it has begun, until it is permitted.

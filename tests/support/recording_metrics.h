@@ -11,13 +11,15 @@
 
 namespace comoe::testing {
 
-// Thread-safe. Series are named as Prometheus prints them, with labels sorted: `step_seconds{phase="decode"}`.
+// Thread-safe. Series are named as Prometheus prints them, with labels sorted:
+// `step_seconds{phase="decode"}`.
 class RecordingMetrics final : public base::MetricsSink {
  public:
   RecordingMetrics();
   ~RecordingMetrics() override;
 
-  base::Counter& AddCounter(absl::string_view name, absl::string_view help, const base::Labels& labels) override;
+  base::Counter& AddCounter(absl::string_view name, absl::string_view help,
+                            const base::Labels& labels) override;
   base::Gauge& AddGauge(absl::string_view name, absl::string_view help, const base::Labels& labels) override;
   base::Histogram& AddHistogram(absl::string_view name, absl::string_view help, const base::Labels& labels,
                                 const std::vector<double>& buckets) override;

@@ -19,6 +19,8 @@ const char* TableName(std::int64_t target) {
       return "cpu/AVX2";
     case HWY_SSE4:
       return "cpu/SSE4";
+    case HWY_EMU128:
+      return "cpu/EMU128";
     default:
       return "cpu/SCALAR";
   }

@@ -7,8 +7,8 @@
 
 namespace comoe::kernels {
 
-// Best first: "cpu/AVX3", "cpu/AVX2", "cpu/SSE4", "cpu/SCALAR". Targets with fused multiply-add (AVX3 and
-// AVX2) give the same bits.
+// Best first: "cpu/AVX3", "cpu/AVX2", "cpu/SSE4", and a portable one ("cpu/SCALAR" or "cpu/EMU128"). Targets
+// with fused multiply-add (AVX3 and AVX2) give the same bits.
 absl::Span<const KernelTable> AllCpuKernels();
 
 }  // namespace comoe::kernels

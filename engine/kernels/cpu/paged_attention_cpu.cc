@@ -24,6 +24,7 @@ static_assert(kBlock == 16, "the positions of a block are one group of vectors")
 
 // Queries that go over the blocks of one KV head together, so that a block is read once for all of them.
 constexpr int kTileQueries = 16;
+constexpr std::int64_t kPackedDims = 256;  // 16 KiB of stack; larger heads are read where they lie
 constexpr int kScoreQueries = kVecs == 1 ? 8 : kVecs == 2 ? 2 : 1;  // whose sums fit in the registers
 constexpr int kValueQueries = kVecs <= 2 ? 4 / kVecs : 1;
 
@@ -33,62 +34,76 @@ struct Query {
   float* out = nullptr;      // [P], the weighted sum of values so far
   std::int64_t first = 0;    // the positions that count: [first, last]
   std::int64_t last = 0;
-  float maximum = 0;      // of the scores so far
-  float sums[kBlock];     // of the weights so far, position j in sum j % 16
-  float weights[kBlock];  // of the current block, its scores before
-  int begin = 0;          // slots of the current block that count: [begin, end)
+  float maximum = 0;  // of the scores so far
+  int begin = 0;      // slots of the current block that count: [begin, end)
   int end = 0;
+  alignas(64) float sums[kBlock];     // of the weights so far, position j in sum j % 16
+  alignas(64) float weights[kBlock];  // of the current block, its scores before
 };
 
-// weights[j] = q . key j of the block, over even and odd dimensions apart, for N queries.
-template <int N>
-HWY_INLINE void Scores(const float* HWY_RESTRICT keys, std::int64_t dim, Query* queries) {
+// weights[j] = q . key j of the block, over even and odd dimensions apart, for queries [first, first + N) of
+// a tile. `packed` holds the tile's queries [P, kTileQueries], or is nullptr where P is too large for that.
+template <int N, bool kPacked>
+HWY_INLINE void Scores(const float* HWY_RESTRICT keys, std::int64_t dim, const float* HWY_RESTRICT packed,
+                       int first, Query* tile) {
   F32Vec even[N][kVecs];
   F32Vec odd[N][kVecs];
   const float* q[N];
   COMOE_UNROLL
   for (int n = 0; n < N; ++n) {
-    q[n] = queries[n].q;
+    q[n] = tile[first + n].q;
     COMOE_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       even[n][v] = hn::Zero(F32());
       odd[n][v] = hn::Zero(F32());
     }
   }
+  // Input p of query n. Of packed queries only one pointer moves, so that an address needs no index register.
+  packed += kPacked ? first : 0;
+  const auto input = [&](int n, std::int64_t p, int ahead) {
+    return kPacked ? packed[ahead * kTileQueries + n] : q[n][p + ahead];
+  };
   std::int64_t p = 0;
   for (; p + 2 <= dim; p += 2) {
     COMOE_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      const F32Vec key_even = LoadF32(keys + p * kBlock + v * kLanes);
-      const F32Vec key_odd = LoadF32(keys + (p + 1) * kBlock + v * kLanes);
+      const F32Vec key_even = LoadF32(keys + v * kLanes);
+      const F32Vec key_odd = LoadF32(keys + kBlock + v * kLanes);
       COMOE_UNROLL
       for (int n = 0; n < N; ++n) {
-        even[n][v] = hn::MulAdd(hn::Set(F32(), q[n][p]), key_even, even[n][v]);
-        odd[n][v] = hn::MulAdd(hn::Set(F32(), q[n][p + 1]), key_odd, odd[n][v]);
+        even[n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key_even, even[n][v]);
+        odd[n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 1)), key_odd, odd[n][v]);
       }
     }
+    keys += 2 * kBlock;
+    packed += kPacked ? 2 * kTileQueries : 0;
   }
   COMOE_UNROLL
   for (int n = 0; n < N; ++n) {
     COMOE_UNROLL
     for (int v = 0; v < kVecs; ++v) {
       if (p < dim) {
-        even[n][v] = hn::MulAdd(hn::Set(F32(), q[n][p]), LoadF32(keys + p * kBlock + v * kLanes), even[n][v]);
+        even[n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), LoadF32(keys + v * kLanes), even[n][v]);
       }
-      StoreF32(hn::Add(even[n][v], odd[n][v]), queries[n].weights + v * kLanes);
+      StoreF32(hn::Add(even[n][v], odd[n][v]), tile[first + n].weights + v * kLanes);
     }
   }
 }
 
+// Scores of queries [begin, end) of a tile.
 template <int N = kScoreQueries>
-HWY_INLINE void AllScores(const float* keys, std::int64_t dim, Query* queries, int count) {
-  int done = 0;
-  for (; count - done >= N; done += N) {
-    Scores<N>(keys, dim, queries + done);
+HWY_INLINE void AllScores(const float* keys, std::int64_t dim, const float* packed, int begin, int end,
+                          Query* tile) {
+  for (; end - begin >= N; begin += N) {
+    if (packed != nullptr) {
+      Scores<N, true>(keys, dim, packed, begin, tile);
+    } else {
+      Scores<N, false>(keys, dim, nullptr, begin, tile);
+    }
   }
   if constexpr (N > 1) {
-    if (done < count) {
-      AllScores<N / 2>(keys, dim, queries + done, count - done);
+    if (begin < end) {
+      AllScores<N / 2>(keys, dim, packed, begin, end, tile);
     }
   }
 }
@@ -102,16 +117,21 @@ void Scale(float* values, std::int64_t n, float by) {
 // that do not count get weight 0, whatever their score.
 void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
   const F32 d;
-  const auto slots = hn::Iota(d, 0.0F);
-  const F32Vec lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   F32Vec scores[kVecs];
+  for (int v = 0; v < kVecs; ++v) {
+    scores[v] = hn::Mul(LoadF32(query.weights + v * kLanes), hn::Set(d, scale));
+  }
+  if (query.begin > 0 || query.end < kBlock) {
+    const F32Vec lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+    for (int v = 0; v < kVecs; ++v) {
+      const F32Vec slot = hn::Iota(d, static_cast<float>(v * kLanes));
+      const auto before = hn::Lt(slot, hn::Set(d, static_cast<float>(query.begin)));
+      const auto behind = hn::Ge(slot, hn::Set(d, static_cast<float>(query.end)));
+      scores[v] = hn::IfThenElse(behind, lowest, hn::IfThenElse(before, lowest, scores[v]));
+    }
+  }
   F32Vec best = hn::Set(d, query.maximum);
   for (int v = 0; v < kVecs; ++v) {
-    const F32Vec slot = hn::Add(slots, hn::Set(d, static_cast<float>(v * kLanes)));
-    const F32Vec score = hn::Mul(LoadF32(query.weights + v * kLanes), hn::Set(d, scale));
-    const F32Vec from =
-        hn::IfThenElse(hn::Lt(slot, hn::Set(d, static_cast<float>(query.begin))), lowest, score);
-    scores[v] = hn::IfThenElse(hn::Ge(slot, hn::Set(d, static_cast<float>(query.end))), lowest, from);
     best = hn::Max(best, scores[v]);
   }
   const float maximum = hn::GetLane(hn::MaxOfLanes(d, best));
@@ -132,8 +152,8 @@ void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
 // out += sum over slots j in [begin, end) of weights[j] * value j, in order, for N queries with the same
 // slots and V registers of dimensions.
 template <int N, int V, class D>
-HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t dim, std::int64_t at,
-                          Query* queries) {
+HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t dim, std::int64_t at, int begin,
+                          int end, Query* queries) {
   constexpr std::int64_t kStep = static_cast<std::int64_t>(hn::MaxLanes(D()));
   hn::Vec<D> sums[N][V];
   COMOE_UNROLL
@@ -143,8 +163,8 @@ HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t di
       sums[n][v] = hn::LoadU(d, queries[n].out + at + v * kStep);
     }
   }
-  const int end = queries[0].end;
-  for (int j = queries[0].begin; j < end; ++j) {
+  COMOE_NO_UNROLL
+  for (int j = begin; j < end; ++j) {
     COMOE_UNROLL
     for (int v = 0; v < V; ++v) {
       const auto value = hn::LoadU(d, values + j * dim + at + v * kStep);
@@ -164,37 +184,41 @@ HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t di
 }
 
 template <int N>
-HWY_INLINE void AddBlock(const float* values, std::int64_t dim, Query* queries) {
+HWY_INLINE void AddSlots(const float* values, std::int64_t dim, int begin, int end, Query* queries) {
+  if (begin >= end) {
+    return;
+  }
   constexpr int kWide = N == 1 ? 8 : 4;
   std::int64_t at = 0;
   for (; at + kWide * kLanes <= dim; at += kWide * kLanes) {
-    AddValues<N, kWide>(F32(), values, dim, at, queries);
+    AddValues<N, kWide>(F32(), values, dim, at, begin, end, queries);
   }
   for (; at + kLanes <= dim; at += kLanes) {
-    AddValues<N, 1>(F32(), values, dim, at, queries);
+    AddValues<N, 1>(F32(), values, dim, at, begin, end, queries);
   }
   for (; at < dim; ++at) {
-    AddValues<N, 1>(One(), values, dim, at, queries);
+    AddValues<N, 1>(One(), values, dim, at, begin, end, queries);
   }
 }
 
-// Neighbours with the same slots go together; others alone, because a value that does not count for a query
-// may be anything and must not meet its weight 0.
+// The slots that all of a group of queries see are added for all together, those before and behind for each
+// alone: a value that does not count for a query may be anything and must not meet its weight 0.
 void AddAllValues(const float* values, std::int64_t dim, Query* queries, int count) {
   int n = 0;
-  while (n < count) {
-    int same = 1;
-    while (same < kValueQueries && n + same < count && queries[n + same].begin == queries[n].begin &&
-           queries[n + same].end == queries[n].end) {
-      ++same;
+  for (; kValueQueries > 1 && n + kValueQueries <= count; n += kValueQueries) {
+    Query* group = queries + n;
+    const int begin = group[kValueQueries - 1].begin;  // windows begin and end later with the row
+    const int end = std::max(begin, group[0].end);
+    for (int i = 0; i < kValueQueries; ++i) {
+      AddSlots<1>(values, dim, group[i].begin, std::min(begin, group[i].end), group + i);
     }
-    if (kValueQueries > 1 && same == kValueQueries) {
-      AddBlock<kValueQueries>(values, dim, queries + n);
-      n += kValueQueries;
-    } else {
-      AddBlock<1>(values, dim, queries + n);
-      n += 1;
+    AddSlots<kValueQueries>(values, dim, begin, end, group);
+    for (int i = 0; i < kValueQueries; ++i) {
+      AddSlots<1>(values, dim, std::max(end, group[i].begin), group[i].end, group + i);
     }
+  }
+  for (; n < count; ++n) {
+    AddSlots<1>(values, dim, queries[n].begin, queries[n].end, queries + n);
   }
 }
 
@@ -217,6 +241,12 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
     std::fill(query.sums, query.sums + kBlock, 0.0F);
     std::fill(query.out, query.out + dim, 0.0F);
   }
+  alignas(64) float packed[kPackedDims * kTileQueries];
+  for (std::int64_t p = 0; p < (dim <= kPackedDims ? dim : 0); ++p) {
+    for (int n = 0; n < count; ++n) {
+      packed[p * kTileQueries + n] = queries[n].q[p];
+    }
+  }
   for (std::int64_t b = queries[0].first / kBlock; b <= queries[count - 1].last / kBlock; ++b) {
     const std::int64_t start = b * kBlock;
     // Positions rise with the row, so the queries that see this block are neighbours.
@@ -230,7 +260,7 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
       queries[end].end = static_cast<int>(std::min(kBlock, queries[end].last - start + 1));
     }
     const base::BlockId block = seq.blocks[static_cast<std::size_t>(b)];
-    AllScores(args.kv.keys(block, kv_head), dim, queries + begin, end - begin);
+    AllScores(args.kv.keys(block, kv_head), dim, dim <= kPackedDims ? packed : nullptr, begin, end, queries);
     for (int n = begin; n < end; ++n) {
       UpdateSoftmax(args.scale, dim, queries[n]);
     }

@@ -17,8 +17,10 @@
 #ifndef COMOE_UNROLL
 #ifdef __clang__
 #define COMOE_UNROLL _Pragma("clang loop unroll(full)")
+#define COMOE_NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else
 #define COMOE_UNROLL _Pragma("GCC unroll 16")
+#define COMOE_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 #endif
 

@@ -130,7 +130,7 @@ TEST(ReadNpz, RefusesWhatIsNoArchive) {
   const std::string good = ReadText(temp.File("ok.npz"));
   WriteText(temp.File("cut.npz"), good.substr(0, good.size() / 2));
   std::string flipped = good;
-  flipped[flipped.find("abcd")] = 'x';  // the checksum no longer fits
+  flipped[60] = static_cast<char>(flipped[60] ^ 0x5a);  // within the packed bytes of a.npy
   WriteText(temp.File("flipped.npz"), flipped);
   for (const char* name : {"text.npz", "empty.npz", "other.npz", "cut.npz", "flipped.npz", "absent.npz"}) {
     const auto arrays = ReadNpz(temp.File(name), 1 << 20);

@@ -140,7 +140,7 @@ TEST(PackStacked, RowsOfSeveralTensorsFollowEachOther) {
       ModelConfig config = SmallConfig(21, 16);
       config.head_dim = head_dim;
       const RandomSource source(config, dtype, 11);
-      const LayerNames& layer = WeightNames(config).layer(1);
+      const LayerNames layer = WeightNames(config).layer(1);
       const std::vector<std::string> names = {layer.query, layer.key, layer.value};
       const auto layout = StackedLayout(source, names);
       ASSERT_TRUE(layout.ok()) << layout.status();
@@ -166,7 +166,7 @@ TEST(PackStacked, RowsOfSeveralTensorsFollowEachOther) {
 TEST(PackStacked, RefusesWhatDoesNotFitTogether) {
   const ModelConfig config = SmallConfig(16, 8);
   const RandomSource source(config, DType::kBf16, 1);
-  const LayerNames& layer = WeightNames(config).layer(0);
+  const LayerNames layer = WeightNames(config).layer(0);
   EXPECT_FALSE(StackedLayout(source, {layer.query, "nothing"}).ok());
   EXPECT_FALSE(StackedLayout(source, {layer.query, layer.output}).ok());
   EXPECT_FALSE(StackedLayout(source, {layer.input_norm}).ok());

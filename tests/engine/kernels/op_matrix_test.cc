@@ -200,6 +200,27 @@ TEST_F(OpMatrixTest, Add) {
   }
 }
 
+TEST_F(OpMatrixTest, Clamp) {
+  for (const std::int64_t cols : kCols) {
+    for (const std::int64_t rows : kRows) {
+      Random random(static_cast<std::uint64_t>(cols * 100 + rows));
+      Matrix start(rows, cols, random);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        start.at(r, r % cols) = std::numeric_limits<float>::quiet_NaN();
+        start.at(r, (r + 1) % cols) = std::numeric_limits<float>::infinity();
+      }
+      Matrix judge = start;
+      ASSERT_TRUE(Clamp(RefKernels(), {judge.view(), 0.25F}, *one_).ok());
+      for (const KernelTable& table : AllCpuKernels()) {
+        Matrix x = start;
+        ASSERT_TRUE(Clamp(table, {x.view(), 0.25F}, *two_).ok());
+        ASSERT_EQ(FirstDifference(x, judge, rows), "") << table.name << " D=" << cols;
+        ASSERT_TRUE(x.CanariesLive());
+      }
+    }
+  }
+}
+
 TEST_F(OpMatrixTest, MoeCombine) {
   for (const std::int64_t cols : kCols) {
     for (const std::int64_t rows : kRows) {

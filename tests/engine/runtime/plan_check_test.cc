@@ -64,6 +64,7 @@ const BadPlan kBadPlans[] = {
     {"TooManyRows", [](api::StepPlan& p) {
        p.spans[0].start_position = 0;
        p.spans[0].tokens.resize(33, 1);
+       p.spans[0].groups[1].blocks[0] = {6};
      },
      "33 rows"},
     {"TokenOutOfRange", [](api::StepPlan& p) { p.spans[0].tokens[1] = 100; }, "token 100"},
@@ -82,7 +83,7 @@ const BadPlan kBadPlans[] = {
      [](api::StepPlan& p) { p.spans[0].sample->temperature = std::numeric_limits<float>::quiet_NaN(); }, "temperature"},
 };
 INSTANTIATE_TEST_SUITE_P(All, CheckPlanRefuses, ::testing::ValuesIn(kBadPlans),
-                         [](const ::testing::TestParamInfo<BadPlan>& info) { return info.param.name; });
+                         [](const ::testing::TestParamInfo<BadPlan>& bad) { return bad.param.name; });
 
 }  // namespace
 }  // namespace comoe::runtime

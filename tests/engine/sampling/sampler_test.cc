@@ -93,18 +93,18 @@ struct DistributionCase {
   std::string name;
   std::size_t vocab;
   api::SamplingParams params;
+  int draws = 100000;
 };
 
 class DistributionTest : public ::testing::TestWithParam<DistributionCase> {};
 
 TEST_P(DistributionTest, ChiSquareOverDraws) {
-  constexpr int kDraws = 100000;
   const DistributionCase& test = GetParam();
   const std::vector<float> logits = RandomLogits(test.vocab, 11);
   const std::vector<double> expected = ExpectedDistribution(logits, test.params);
   std::vector<int> counts(test.vocab, 0);
   SamplerScratch scratch;
-  for (int draw = 0; draw < kDraws; ++draw) {
+  for (int draw = 0; draw < test.draws; ++draw) {
     const absl::StatusOr<Sampled> sampled =
         Sample(logits, test.params, static_cast<std::uint64_t>(draw), scratch);
     ASSERT_TRUE(sampled.ok());
@@ -116,7 +116,7 @@ TEST_P(DistributionTest, ChiSquareOverDraws) {
   double pooled_expected = 0.0;
   double pooled_count = 0.0;
   for (std::size_t i = 0; i < test.vocab; ++i) {
-    const double want = expected[i] * kDraws;
+    const double want = expected[i] * test.draws;
     if (expected[i] == 0.0) {
       EXPECT_EQ(counts[i], 0) << "token " << i << " was filtered out";
     } else if (want < 5.0) {
@@ -136,27 +136,25 @@ TEST_P(DistributionTest, ChiSquareOverDraws) {
   EXPECT_LE(chi_square, degrees + 5.0 * std::sqrt(2.0 * degrees) + 5.0) << cells << " cells";
 }
 
-INSTANTIATE_TEST_SUITE_P(Filters, DistributionTest,
-                         ::testing::Values(DistributionCase{"plain", 100, Params(1.0F)},
-                                           DistributionCase{"cold", 100, Params(0.3F)},
-                                           DistributionCase{"hot", 100, Params(2.0F)},
-                                           DistributionCase{"top_k", 100, Params(1.0F, 7)},
-                                           DistributionCase{"top_k_all_but_one", 100, Params(1.5F, 99)},
-                                           DistributionCase{"top_k_whole", 100, Params(1.0F, 100)},
-                                           DistributionCase{"top_k_large", 1500, Params(2.0F, 1100)},
-                                           DistributionCase{"top_p", 100, Params(1.0F, 0, 0.8F)},
-                                           DistributionCase{"top_p_tiny", 100, Params(1.0F, 0, 1e-6F)},
-                                           DistributionCase{"top_p_long", 1500, Params(2.0F, 0, 0.97F)},
-                                           DistributionCase{"min_p", 100, Params(1.0F, 0, 1.0F, 0.1F)},
-                                           DistributionCase{"min_p_one", 100, Params(1.0F, 0, 1.0F, 1.0F)},
-                                           DistributionCase{"k_and_p", 100, Params(0.8F, 20, 0.9F)},
-                                           DistributionCase{"p_and_min", 100, Params(1.2F, 0, 0.7F, 0.05F)},
-                                           DistributionCase{"k_and_min", 100, Params(1.2F, 10, 1.0F, 0.02F)},
-                                           DistributionCase{"all", 100, Params(0.9F, 30, 0.85F, 0.03F)},
-                                           DistributionCase{"one_token", 1, Params(1.0F, 1, 0.5F, 0.5F)}),
-                         [](const ::testing::TestParamInfo<DistributionCase>& tested) {
-                           return tested.param.name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Filters, DistributionTest,
+    ::testing::Values(DistributionCase{"plain", 100, Params(1.0F)},
+                      DistributionCase{"cold", 100, Params(0.3F)}, DistributionCase{"hot", 100, Params(2.0F)},
+                      DistributionCase{"top_k", 100, Params(1.0F, 7)},
+                      DistributionCase{"top_k_all_but_one", 100, Params(1.5F, 99)},
+                      DistributionCase{"top_k_whole", 100, Params(1.0F, 100)},
+                      DistributionCase{"top_k_large", 1500, Params(2.0F, 1100), 10000},
+                      DistributionCase{"top_p", 100, Params(1.0F, 0, 0.8F)},
+                      DistributionCase{"top_p_tiny", 100, Params(1.0F, 0, 1e-6F)},
+                      DistributionCase{"top_p_long", 1500, Params(2.0F, 0, 0.97F), 10000},
+                      DistributionCase{"min_p", 100, Params(1.0F, 0, 1.0F, 0.1F)},
+                      DistributionCase{"min_p_one", 100, Params(1.0F, 0, 1.0F, 1.0F)},
+                      DistributionCase{"k_and_p", 100, Params(0.8F, 20, 0.9F)},
+                      DistributionCase{"p_and_min", 100, Params(1.2F, 0, 0.7F, 0.05F)},
+                      DistributionCase{"k_and_min", 100, Params(1.2F, 10, 1.0F, 0.02F)},
+                      DistributionCase{"all", 100, Params(0.9F, 30, 0.85F, 0.03F)},
+                      DistributionCase{"one_token", 1, Params(1.0F, 1, 0.5F, 0.5F)}),
+    [](const ::testing::TestParamInfo<DistributionCase>& tested) { return tested.param.name; });
 
 TEST(SamplerTest, GreedyTakesTheLowestOfEqualLogits) {
   for (const std::size_t size : {1U, 7U, 8U, 9U, 31U}) {

@@ -77,8 +77,7 @@ TEST_P(ComposeTest, GivesTheseSpans) {
 INSTANTIATE_TEST_SUITE_P(
     Table, ComposeTest,
     ::testing::Values(
-        ComposeCase{"nobody", 8, 4, {}, {}},
-        ComposeCase{"whole_prompt", 8, 1, {{5, 0}}, {{0, 0, 5, true}}},
+        ComposeCase{"nobody", 8, 4, {}, {}}, ComposeCase{"whole_prompt", 8, 1, {{5, 0}}, {{0, 0, 5, true}}},
         ComposeCase{"prompt_fills_budget", 8, 1, {{8, 0}}, {{0, 0, 8, true}}},
         ComposeCase{"first_chunk", 8, 1, {{20, 0}}, {{0, 0, 8, false}}},
         ComposeCase{"middle_chunk", 8, 1, {{20, 8}}, {{0, 8, 8, false}}},
@@ -87,9 +86,15 @@ INSTANTIATE_TEST_SUITE_P(
         ComposeCase{"one_row_budget", 1, 1, {{3, 1}}, {{0, 1, 1, false}}},
         ComposeCase{"blocks_end_the_chunk", 8, 1, {{20, 4, 10}}, {{0, 4, 6, false}}},
         ComposeCase{"no_block_no_span", 8, 2, {{20, 4, 4}, {9, 8}}, {{1, 8, 1, true}}},
-        ComposeCase{"decodes_first", 8, 4, {{20, 0}, {9, 8}, {6, 5}}, {{1, 8, 1, true}, {2, 5, 1, true}, {0, 0, 6, false}}},
-        ComposeCase{"first_come_first_served", 10, 4, {{8, 0}, {8, 0}, {8, 0}}, {{0, 0, 8, true}, {1, 0, 2, false}}},
-        ComposeCase{"budget_spent_on_decodes", 2, 4, {{9, 8}, {9, 8}, {9, 8}}, {{0, 8, 1, true}, {1, 8, 1, true}}},
+        ComposeCase{"decodes_first",
+                    8,
+                    4,
+                    {{20, 0}, {9, 8}, {6, 5}},
+                    {{1, 8, 1, true}, {2, 5, 1, true}, {0, 0, 6, false}}},
+        ComposeCase{
+            "first_come_first_served", 10, 4, {{8, 0}, {8, 0}, {8, 0}}, {{0, 0, 8, true}, {1, 0, 2, false}}},
+        ComposeCase{
+            "budget_spent_on_decodes", 2, 4, {{9, 8}, {9, 8}, {9, 8}}, {{0, 8, 1, true}, {1, 8, 1, true}}},
         ComposeCase{"sequence_cap", 8, 1, {{5, 0}, {9, 8}}, {{1, 8, 1, true}}}),
     [](const ::testing::TestParamInfo<ComposeCase>& tested) { return tested.param.name; });
 

@@ -47,7 +47,8 @@ TEST(KvBlockManagerTest, BlocksComeAsPositionsGrow) {
 }
 
 TEST(KvBlockManagerTest, ARefusalChangesNothing) {
-  KvBlockManager blocks({Group(Kind::kFullKv, 4), Group(Kind::kLatentKv, 2)}, std::vector<std::int32_t>{8, 3});
+  KvBlockManager blocks({Group(Kind::kFullKv, 4), Group(Kind::kLatentKv, 2)},
+                        std::vector<std::int32_t>{8, 3});
   State state;
   ASSERT_TRUE(blocks.Extend(state, 0, 3).ok());
   const absl::Status refused = blocks.Extend(state, 3, 7);
@@ -123,20 +124,22 @@ TEST(KvBlockManagerTest, LongestSequence) {
   EXPECT_EQ(longest({Group(Kind::kRecurrent, 0)}, {0}), 0);
 }
 
-// Every window and block size small enough to try: with as many blocks as LongestSequence asks for, one sequence
-// moves on for ever, and with one fewer it does not.
+// Every window and block size small enough to try: with as many blocks as LongestSequence asks for, one
+// sequence moves on for ever, and with one fewer it does not.
 TEST(KvBlockManagerTest, LongestSequenceIsTheLeastThatLetsAWindowMoveOn) {
   for (std::int32_t block_tokens = 1; block_tokens <= 5; ++block_tokens) {
     for (std::int64_t window = 1; window <= 12; ++window) {
       bool before = false;
       for (std::int32_t num_blocks = 1; num_blocks <= 14; ++num_blocks) {
-        KvBlockManager blocks({Group(Kind::kWindowKv, block_tokens, window)}, std::vector<std::int32_t>{num_blocks});
+        KvBlockManager blocks({Group(Kind::kWindowKv, block_tokens, window)},
+                              std::vector<std::int32_t>{num_blocks});
         State state;
         bool endless = true;
         for (std::int64_t position = 0; position < 100 && endless; ++position) {
           endless = blocks.Extend(state, position, position + 1).ok();
         }
-        EXPECT_EQ(blocks.LongestSequence() > 1000, endless) << block_tokens << " " << window << " " << num_blocks;
+        EXPECT_EQ(blocks.LongestSequence() > 1000, endless)
+            << block_tokens << " " << window << " " << num_blocks;
         EXPECT_TRUE(endless || !before);
         before = endless;
       }
@@ -156,7 +159,8 @@ TEST(KvBlockManagerTest, RandomGrowthAndReleaseAddsUp) {
       blocks.Release(states[who]);
       computed[who] = 0;
     } else {
-      const std::int64_t end = computed[who] + 1 + static_cast<std::int64_t>(base::RandomBits(kSeed, 3 * step + 2) % 6);
+      const std::int64_t end =
+          computed[who] + 1 + static_cast<std::int64_t>(base::RandomBits(kSeed, 3 * step + 2) % 6);
       const std::int64_t reachable = blocks.ReachableEnd(states[who], computed[who], end);
       ASSERT_EQ(blocks.Extend(states[who], computed[who], end).ok(), reachable == end);
       if (reachable > computed[who]) {

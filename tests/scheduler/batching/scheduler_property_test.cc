@@ -1,9 +1,10 @@
-// Random operations against the scheduler and a fake engine. Whatever is done, every accepted request ends once, with
-// the tokens it would have got alone and a reason that something explains, and all blocks come back.
+// Random operations against the scheduler and a fake engine. Whatever is done, every accepted request ends
+// once, with the tokens it would have got alone and a reason that something explains; all blocks come back.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,10 +29,10 @@ namespace {
 
 using testing::FakeEngine;
 using testing::FakeEngineOptions;
+using ::testing::IsEmpty;
 using testing::ManualClock;
 using testing::RecordingMetrics;
 using testing::RecordingObserver;
-using ::testing::IsEmpty;
 
 constexpr std::int64_t kMaxPositions = 48;
 
@@ -62,6 +63,8 @@ struct World {
   std::int64_t max_batch_tokens;
   std::vector<api::CacheGroup> cache_groups;
   std::vector<std::int32_t> num_blocks;
+
+  friend std::ostream& operator<<(std::ostream& out, const World& world) { return out << world.name; }
 };
 
 api::CacheGroup Group(api::CacheGroup::Kind kind, std::int32_t block_tokens, std::int64_t window_tokens = 0) {
@@ -133,8 +136,8 @@ struct Undisturbed {
 };
 
 Undisturbed RunAlone(const Request& request, const FakeEngine& engine) {
-  const TokenLimit limit = LimitTokens(request.stop.max_tokens, static_cast<std::int64_t>(request.prompt.size()),
-                                       kMaxPositions);
+  const TokenLimit limit =
+      LimitTokens(request.stop.max_tokens, static_cast<std::int64_t>(request.prompt.size()), kMaxPositions);
   Undisturbed result;
   std::vector<base::TokenId> history = request.prompt;
   while (true) {
@@ -191,8 +194,8 @@ void CheckEnd(const Submission& submission, const FakeEngine& engine, const Excu
   }
 }
 
-void CheckAfterwards(const std::vector<Submission>& submissions, const FakeEngine& engine, const Scheduler& scheduler,
-                     const RecordingMetrics& metrics, const Excuses& excuses) {
+void CheckAfterwards(const std::vector<Submission>& submissions, const FakeEngine& engine,
+                     const Scheduler& scheduler, const RecordingMetrics& metrics, const Excuses& excuses) {
   ASSERT_THAT(engine.violations(), IsEmpty());
   std::size_t delivered = 0;
   for (const Submission& submission : submissions) {
@@ -222,13 +225,14 @@ std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
 
 class SchedulerPropertyTest : public ::testing::TestWithParam<World> {};
 
-// The engine stops in every step until it is told to go on, so that operations fall before, into and after steps.
+// The engine stops in every step until told to go on, so that operations fall before, into and after steps.
 TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
   const World& world = GetParam();
   const std::uint64_t seed = FromEnvironment("COMOE_TEST_SEED", 20);
-  const std::uint64_t operations = FromEnvironment("COMOE_TEST_OPERATIONS", 4000);
+  const std::uint64_t operations = FromEnvironment("COMOE_TEST_OPERATIONS", 20000);
   SCOPED_TRACE(absl::StrCat("COMOE_TEST_SEED=", seed));
   Dice dice(seed);
+  std::map<std::string, int> ends;
   for (std::uint64_t done = 0; done < operations;) {
     ManualClock clock;
     FakeEngine engine(EngineOptions(world));
@@ -245,30 +249,30 @@ TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
     Excuses excuses;
     excuses.failing_steps = world.max_sequences > 1;  // they may run out of blocks
     for (const std::uint64_t end = done + 500; done < end; ++done) {
-      const std::int64_t kind = dice.Roll(20);
+      const std::int64_t kind = dice.Roll(24);
       const std::string id = absl::StrCat("r", dice.Roll(12));
-      if (kind < 6) {
+      if (kind < 8) {
         Submission submission{RandomRequest(dice, id, clock.Now()), std::make_shared<RecordingObserver>()};
         const absl::Status status = scheduler->Submit(submission.request, submission.observer);
         ASSERT_TRUE(status.ok() || RefusalIsDeserved(status, submission.request)) << status;
         if (status.ok()) {
           submissions.push_back(std::move(submission));
         }
-      } else if (kind < 8) {
+      } else if (kind < 10) {
         if (scheduler->Cancel(id)) {
           const auto last = std::find_if(submissions.rbegin(), submissions.rend(),
                                          [&id](const Submission& each) { return each.request.id == id; });
           last->cancelled = true;
         }
-      } else if (kind == 8) {
+      } else if (kind == 10 && dice.Chance(2)) {
         engine.FailStep(dice.Roll(3), absl::InternalError("a step that fails"));
         excuses.failing_steps = true;
-      } else if (kind == 9) {
+      } else if (kind == 11) {
         clock.Advance(absl::Seconds(dice.Roll(4)));
       } else {
         engine.Permit(1 + dice.Roll(3));
-        if (scheduler->load().running > 0 && dice.Chance(2)) {
-          engine.WaitHeld(absl::Milliseconds(1));  // mostly lets the engine catch up; nothing depends on it
+        if (const LoadSnapshot load = scheduler->load(); load.running + load.waiting > 0) {
+          engine.WaitHeld(absl::Milliseconds(1));  // lets the engine catch up; nothing depends on it
         }
       }
     }
@@ -293,6 +297,17 @@ TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
     if (HasFatalFailure() || HasNonfatalFailure()) {
       return;
     }
+    for (const Submission& submission : submissions) {
+      ++ends[std::string(FinishReasonName(submission.observer->WaitFinished().reason))];
+    }
+  }
+  std::string seen;
+  for (const auto& [reason, count] : ends) {
+    absl::StrAppend(&seen, reason, " ", count, ", ");
+  }
+  std::printf("ended: %s\n", seen.c_str());
+  if (operations >= 4000) {
+    EXPECT_EQ(ends.size(), 8U) << "not every way to end was tried: " << seen;
   }
 }
 
@@ -318,8 +333,8 @@ TEST_P(SchedulerPropertyTest, ManyThreads) {
       for (int i = 0; i < 150; ++i) {
         Submission submission;
         submission.request = RandomRequest(dice, absl::StrCat(t, "-", i), absl::InfinitePast());
-        submission.request.deadline = dice.Chance(6) ? absl::Now() + absl::Microseconds(dice.Roll(2000))
-                                                     : absl::InfiniteFuture();
+        submission.request.deadline =
+            dice.Chance(6) ? absl::Now() + absl::Microseconds(dice.Roll(2000)) : absl::InfiniteFuture();
         submission.observer = std::make_shared<RecordingObserver>();
         if (!scheduler->Submit(submission.request, submission.observer).ok()) {
           continue;

@@ -20,14 +20,14 @@
 namespace comoe::batching {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::FakeEngine;
 using testing::FakeEngineOptions;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::ManualClock;
 using testing::RecordingMetrics;
 using testing::RecordingObserver;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 std::vector<base::TokenId> Prompt(std::int64_t length, base::TokenId first = 1) {
   std::vector<base::TokenId> prompt(static_cast<std::size_t>(length));
@@ -44,8 +44,8 @@ Request MakeRequest(const std::string& id, std::int64_t prompt_length, std::int6
   return request;
 }
 
-// A scheduler over a fake engine with a clock that stands still. Ends with a check of everything that shall hold
-// whatever a test does.
+// A scheduler over a fake engine with a clock that stands still. Ends with a check of everything that shall
+// hold whatever a test does.
 class SchedulerTest : public ::testing::Test {
  protected:
   void Start(FakeEngineOptions engine = {}, SchedulerOptions options = {}) {
@@ -150,8 +150,9 @@ TEST_F(SchedulerTest, StepsOfOneRequest) {
                      static_cast<std::int64_t>(span.tokens.size()), span.sample.has_value() ? 1 : 0,
                      static_cast<std::int64_t>(span.groups[0].blocks.size())});
   }
-  EXPECT_THAT(steps, ElementsAre(ElementsAre(0, 0, 4, 0, 1), ElementsAre(1, 4, 4, 0, 2), ElementsAre(2, 8, 2, 1, 3),
-                                 ElementsAre(3, 10, 1, 1, 3), ElementsAre(4, 11, 1, 1, 3)));
+  EXPECT_THAT(steps,
+              ElementsAre(ElementsAre(0, 0, 4, 0, 1), ElementsAre(1, 4, 4, 0, 2), ElementsAre(2, 8, 2, 1, 3),
+                          ElementsAre(3, 10, 1, 1, 3), ElementsAre(4, 11, 1, 1, 3)));
 }
 
 TEST_F(SchedulerTest, OneAfterAnotherInTheOrderTheyCame) {
@@ -227,7 +228,8 @@ TEST_F(SchedulerTest, EosEndsUnlessIgnored) {
     }
   }
   options.eos_token_ids = {tokens[6]};
-  const auto first = static_cast<std::int64_t>(std::find(tokens.begin(), tokens.end(), tokens[6]) - tokens.begin());
+  const auto first =
+      static_cast<std::int64_t>(std::find(tokens.begin(), tokens.end(), tokens[6]) - tokens.begin());
   Start(options);
   const auto observer = Submit(request);
   RequestOutcome outcome = observer->WaitFinished();
@@ -277,7 +279,8 @@ TEST_F(SchedulerTest, WindowsAndRecurrentStateRunInFewBlocks) {
     return result;
   };
   FakeEngineOptions engine;
-  engine.cache_groups = {group(api::CacheGroup::Kind::kFullKv, 4, 0), group(api::CacheGroup::Kind::kWindowKv, 2, 5),
+  engine.cache_groups = {group(api::CacheGroup::Kind::kFullKv, 4, 0),
+                         group(api::CacheGroup::Kind::kWindowKv, 2, 5),
                          group(api::CacheGroup::Kind::kRecurrent, 0, 0)};
   engine.num_blocks = {40, 4, 1};  // the window needs 3, so chunks are cut to what 4 hold
   engine.max_positions = 160;
@@ -424,7 +427,7 @@ TEST_F(SchedulerTest, AFailingStepEndsItsRequestsAndTheThreadGoesOn) {
   const Request next = MakeRequest("next", 9, 4);
   const auto good = Submit(next);
   ASSERT_TRUE(engine_->WaitHeld());
-  engine_->FailStep(1, absl::InternalError("the device fell off"));
+  engine_->FailStep(0, absl::InternalError("the device fell off"));
   engine_->Release();
   const RequestOutcome outcome = failing->WaitFinished();
   EXPECT_EQ(outcome.reason, FinishReason::kError);
@@ -463,10 +466,12 @@ class LyingEngine final : public api::Engine {
   absl::Status Truncate(base::SequenceId sequence, std::int64_t num_tokens) override {
     return honest_.Truncate(sequence, num_tokens);
   }
-  absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups, std::int64_t n) override {
+  absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups,
+                                              std::int64_t n) override {
     return honest_.Snapshot(groups, n);
   }
-  absl::Status Restore(const api::StateSnapshot& snapshot, const std::vector<api::GroupState>& groups) override {
+  absl::Status Restore(const api::StateSnapshot& snapshot,
+                       const std::vector<api::GroupState>& groups) override {
     return honest_.Restore(snapshot, groups);
   }
 
@@ -513,6 +518,11 @@ TEST_F(SchedulerTest, StopEndsWhatIsLeftWhenTimeIsUp) {
   const auto waiting = Submit(MakeRequest("waiting", 3, 3));
   ASSERT_TRUE(engine_->WaitHeld());
   std::thread stopper([this] { EXPECT_FALSE(scheduler_->Stop(clock_.Now())); });
+  Request probe = MakeRequest("probe", 3, 3);
+  probe.deadline = clock_.Now();  // refused either way; the code says when Stop has begun
+  while (Refusal(probe).code() != absl::StatusCode::kUnavailable) {
+    std::this_thread::yield();
+  }
   engine_->Permit(1);
   EXPECT_EQ(waiting->WaitFinished().reason, FinishReason::kDraining);
   engine_->Release();

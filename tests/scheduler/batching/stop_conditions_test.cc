@@ -14,11 +14,11 @@ TEST(LimitTokensTest, TheLesserOfBothLimits) {
     std::int64_t max_tokens, prompt, positions, want;
     FinishReason reason;
   };
-  for (const Case& test : {Case{10, 5, 100, 10, FinishReason::kMaxTokens}, Case{95, 5, 100, 95, FinishReason::kMaxTokens},
-                           Case{96, 5, 100, 95, FinishReason::kContextLength},
-                           Case{std::numeric_limits<std::int64_t>::max(), 5, 100, 95, FinishReason::kContextLength},
-                           Case{1, 99, 100, 1, FinishReason::kMaxTokens},
-                           Case{2, 99, 100, 1, FinishReason::kContextLength}}) {
+  for (const Case& test :
+       {Case{10, 5, 100, 10, FinishReason::kMaxTokens}, Case{95, 5, 100, 95, FinishReason::kMaxTokens},
+        Case{96, 5, 100, 95, FinishReason::kContextLength},
+        Case{std::numeric_limits<std::int64_t>::max(), 5, 100, 95, FinishReason::kContextLength},
+        Case{1, 99, 100, 1, FinishReason::kMaxTokens}, Case{2, 99, 100, 1, FinishReason::kContextLength}}) {
     const TokenLimit limit = LimitTokens(test.max_tokens, test.prompt, test.positions);
     EXPECT_EQ(limit.max_new_tokens, test.want);
     EXPECT_EQ(limit.reason, test.reason);
@@ -67,7 +67,8 @@ INSTANTIATE_TEST_SUITE_P(
                       StopCase{"ignored_eos", kEos, 1, true, {}, std::nullopt},
                       StopCase{"ignored_eos_at_the_limit", kEos, 5, true, {}, FinishReason::kMaxTokens},
                       StopCase{"stop_token", kStop, 1, false, {9, kStop}, FinishReason::kStopToken},
-                      StopCase{"stop_token_and_ignored_eos", kStop, 1, true, {kStop}, FinishReason::kStopToken},
+                      StopCase{
+                          "stop_token_and_ignored_eos", kStop, 1, true, {kStop}, FinishReason::kStopToken},
                       StopCase{"eos_as_stop_token", kEos, 1, true, {kEos}, FinishReason::kStopToken},
                       StopCase{"eos_before_stop_token", kEos, 1, false, {kEos}, FinishReason::kStopEos}),
     [](const ::testing::TestParamInfo<StopCase>& tested) { return tested.param.name; });

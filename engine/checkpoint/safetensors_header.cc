@@ -1,4 +1,4 @@
-#include "engine/checkpoint/internal/safetensors_header.h"
+#include "engine/checkpoint/safetensors_header.h"
 
 #include <algorithm>
 #include <array>
