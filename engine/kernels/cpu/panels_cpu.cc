@@ -30,17 +30,23 @@ using tensor::DType;
 
 constexpr int kPanel = 16;
 
-// Tiles that fill the registers: 32 of AVX-512, 16 of the narrower targets. A tile of R rows and N panels
-// needs 2 R N kVecs sums, 2 N kVecs weights (2 where a panel takes several registers) and 2 inputs.
-constexpr int kMaxRows = kVecs == 1 ? 12 : kVecs == 2 ? 3 : 1;
+// Tiles that fill the registers: 32 of AVX-512, 16 of the narrower targets. A tile of R rows and V vectors
+// (of kLanes outputs each) needs 2 R V sums, 2 V weights, an input and a mask.
+constexpr int kMaxRows = kVecs == 1 ? 12 : 6;
 template <int R>
-constexpr int MaxPanels() {
+constexpr int MaxVecs() {
   if (kVecs == 1) {
     return R <= 2 ? 4 : R == 3 ? 3 : R <= 6 ? 2 : 1;
   }
-  return kVecs == 2 && R == 1 ? 2 : 1;
+  return R == 1 ? 4 : R == 2 ? 2 : 1;
 }
-constexpr int kMaxPanels = 4;
+// Panels whose results are finished together: whole tiles, and pairs for SwiGLU.
+template <int R>
+constexpr int UnitPanels() {
+  constexpr int kPanels = (MaxVecs<R>() + kVecs - 1) / kVecs;
+  return kPanels % 2 == 0 ? kPanels : 2 * kPanels;
+}
+constexpr int kMaxUnit = 6;
 
 // Packed rows lie in half of a 48 KiB L1; the sums of a block of panels wait on the stack while the next
 // inputs are packed; a block of panels stays in a 2 MiB L2 while all row tiles pass over it.
@@ -52,51 +58,53 @@ constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 // of 2048 x 2048 from memory took 1.3 ms without, 1.0 at 512, 0.8 at 2048.
 constexpr std::int64_t kPrefetchBytes = 2048;
 
+// One pair of inputs of a panel. `w` is where its first register lies, or register v of a panel at v *
+// kVecBytes.
 template <DType kType>
-struct Pair;  // One pair of inputs of a panel: Load gives register v of the even and of the odd input.
+struct Pair;
 
 template <>
 struct Pair<DType::kBf16> {
   static constexpr std::int64_t kBytes = 64;
-  static HWY_INLINE void Load(const std::byte* w, int v, F32Vec& even, F32Vec& odd) {
+  static constexpr std::int64_t kVecBytes = 4 * kLanes;
+  static HWY_INLINE void Load(const std::byte* w, F32Vec& even, F32Vec& odd) {
     const hn::RebindToUnsigned<F32> u32;
-    const auto both = hn::LoadU(u32, reinterpret_cast<const std::uint32_t*>(w) + v * kLanes);
+    const auto both = hn::LoadU(u32, reinterpret_cast<const std::uint32_t*>(w));
     even = hn::BitCast(F32(), hn::ShiftLeft<16>(both));
     odd = hn::BitCast(F32(), hn::And(both, hn::Set(u32, 0xffff0000U)));
   }
-  static HWY_INLINE F32Vec LoadEven(const std::byte* w, int v) {
+  static HWY_INLINE F32Vec LoadEven(const std::byte* w) {
     const hn::RebindToUnsigned<F32> u32;
-    const auto both = hn::LoadU(u32, reinterpret_cast<const std::uint32_t*>(w) + v * kLanes);
-    return hn::BitCast(F32(), hn::ShiftLeft<16>(both));
+    return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::LoadU(u32, reinterpret_cast<const std::uint32_t*>(w))));
   }
 };
 
 template <>
 struct Pair<DType::kF16> {
   static constexpr std::int64_t kBytes = 64;
-  static HWY_INLINE F32Vec LoadEven(const std::byte* w, int v) {
+  static constexpr std::int64_t kVecBytes = 2 * kLanes;
+  static HWY_INLINE F32Vec LoadEven(const std::byte* w) {
     const hn::Rebind<hwy::float16_t, F32> f16;
-    return hn::PromoteTo(F32(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(w) + v * kLanes));
+    return hn::PromoteTo(F32(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(w)));
   }
-  static HWY_INLINE void Load(const std::byte* w, int v, F32Vec& even, F32Vec& odd) {
-    even = LoadEven(w, v);
-    odd = LoadEven(w + kBytes / 2, v);
+  static HWY_INLINE void Load(const std::byte* w, F32Vec& even, F32Vec& odd) {
+    even = LoadEven(w);
+    odd = LoadEven(w + kBytes / 2);
   }
 };
 
 template <>
 struct Pair<DType::kF32> {
   static constexpr std::int64_t kBytes = 128;
-  static HWY_INLINE F32Vec LoadEven(const std::byte* w, int v) {
-    return LoadF32(reinterpret_cast<const float*>(w) + v * kLanes);
-  }
-  static HWY_INLINE void Load(const std::byte* w, int v, F32Vec& even, F32Vec& odd) {
-    even = LoadEven(w, v);
-    odd = LoadEven(w + kBytes / 2, v);
+  static constexpr std::int64_t kVecBytes = 4 * kLanes;
+  static HWY_INLINE F32Vec LoadEven(const std::byte* w) { return LoadF32(reinterpret_cast<const float*>(w)); }
+  static HWY_INLINE void Load(const std::byte* w, F32Vec& even, F32Vec& odd) {
+    even = LoadEven(w);
+    odd = LoadEven(w + kBytes / 2);
   }
 };
 
-// A run of inputs of a tile.
+// A run of inputs of some panels.
 struct Inputs {
   const float* x = nullptr;      // packed [count, R]
   const std::byte* w = nullptr;  // first panel, at the first of these inputs
@@ -107,65 +115,63 @@ struct Inputs {
   bool last = false;       // the sums are complete: even + odd goes to `out`; otherwise they are saved
 };
 
-// saved: [N, 2, R, 16] floats; out: rows of 16 N results, kOutStride apart.
-constexpr int kOutStride = 2 * kMaxPanels * kPanel;
+constexpr int kOutStride = kMaxUnit * kPanel;  // between rows of results
 
-template <DType kType, int R, int N>
-HWY_NOINLINE void Tile(const Inputs& in, float* HWY_RESTRICT saved, float* HWY_RESTRICT out) {
-  constexpr int kV = N * kVecs;
-  F32Vec even[R][kV];
-  F32Vec odd[R][kV];
+// Vectors [first, first + V) of the panels. saved: [V, 2, R, kLanes] floats; out: rows of V * kLanes results,
+// kOutStride apart.
+template <DType kType, int R, int V>
+HWY_NOINLINE void Tile(const Inputs& in, int first, float* HWY_RESTRICT saved, float* HWY_RESTRICT out) {
+  F32Vec even[R][V];
+  F32Vec odd[R][V];
   COMOE_UNROLL
   for (int r = 0; r < R; ++r) {
     COMOE_UNROLL
-    for (int v = 0; v < kV; ++v) {
+    for (int v = 0; v < V; ++v) {
       even[r][v] = hn::Zero(F32());
       odd[r][v] = hn::Zero(F32());
     }
   }
-  const auto slot = [saved](int r, int v) {
-    return saved + ((v / kVecs * 2 * R + r) * kPanel) + v % kVecs * kLanes;
-  };
   if (in.resume) {
     COMOE_UNROLL
     for (int r = 0; r < R; ++r) {
       COMOE_UNROLL
-      for (int v = 0; v < kV; ++v) {
-        even[r][v] = LoadF32(slot(r, v));
-        odd[r][v] = LoadF32(slot(r, v) + R * kPanel);
+      for (int v = 0; v < V; ++v) {
+        even[r][v] = LoadF32(saved + (2 * v * R + r) * kLanes);
+        odd[r][v] = LoadF32(saved + ((2 * v + 1) * R + r) * kLanes);
       }
     }
   }
+  const std::byte* w[V];
+  COMOE_UNROLL
+  for (int v = 0; v < V; ++v) {
+    w[v] = in.w + (first + v) / kVecs * in.panel_bytes + (first + v) % kVecs * Pair<kType>::kVecBytes;
+  }
   const float* HWY_RESTRICT x = in.x;
-  const std::byte* HWY_RESTRICT w = in.w;
-  for (std::int64_t q = 0; q < in.pairs; ++q) {
-    F32Vec w_even[kV];
-    F32Vec w_odd[kV];
+  const std::int64_t end = in.pairs * Pair<kType>::kBytes;
+  for (std::int64_t at = 0; at < end; at += Pair<kType>::kBytes) {
+    F32Vec w_even[V];
+    F32Vec w_odd[V];
     COMOE_UNROLL
-    for (int n = 0; n < N; ++n) {
-      hwy::Prefetch(w + n * in.panel_bytes + kPrefetchBytes);
-    }
-    COMOE_UNROLL
-    for (int v = 0; v < kV; ++v) {
-      Pair<kType>::Load(w + v / kVecs * in.panel_bytes, v % kVecs, w_even[v], w_odd[v]);
+    for (int v = 0; v < V; ++v) {
+      hwy::Prefetch(w[v] + at + kPrefetchBytes);
+      Pair<kType>::Load(w[v] + at, w_even[v], w_odd[v]);
     }
     COMOE_UNROLL
     for (int r = 0; r < R; ++r) {
       const F32Vec x_even = hn::Set(F32(), x[r]);
       const F32Vec x_odd = hn::Set(F32(), x[R + r]);
       COMOE_UNROLL
-      for (int v = 0; v < kV; ++v) {
+      for (int v = 0; v < V; ++v) {
         even[r][v] = hn::MulAdd(x_even, w_even[v], even[r][v]);
         odd[r][v] = hn::MulAdd(x_odd, w_odd[v], odd[r][v]);
       }
     }
     x += 2 * R;
-    w += Pair<kType>::kBytes;
   }
   if (in.lone_even) {
     COMOE_UNROLL
-    for (int v = 0; v < kV; ++v) {
-      const F32Vec w_even = Pair<kType>::LoadEven(w + v / kVecs * in.panel_bytes, v % kVecs);
+    for (int v = 0; v < V; ++v) {
+      const F32Vec w_even = Pair<kType>::LoadEven(w[v] + end);
       COMOE_UNROLL
       for (int r = 0; r < R; ++r) {
         even[r][v] = hn::MulAdd(hn::Set(F32(), x[r]), w_even, even[r][v]);
@@ -175,12 +181,12 @@ HWY_NOINLINE void Tile(const Inputs& in, float* HWY_RESTRICT saved, float* HWY_R
   COMOE_UNROLL
   for (int r = 0; r < R; ++r) {
     COMOE_UNROLL
-    for (int v = 0; v < kV; ++v) {
+    for (int v = 0; v < V; ++v) {
       if (in.last) {
         StoreF32(hn::Add(even[r][v], odd[r][v]), out + r * kOutStride + v * kLanes);
       } else {
-        StoreF32(even[r][v], slot(r, v));
-        StoreF32(odd[r][v], slot(r, v) + R * kPanel);
+        StoreF32(even[r][v], saved + (2 * v * R + r) * kLanes);
+        StoreF32(odd[r][v], saved + ((2 * v + 1) * R + r) * kLanes);
       }
     }
   }
@@ -283,17 +289,15 @@ void FinishSwiGlu(const PanelJob& job, std::int64_t first_row, int rows, std::in
   }
 }
 
-// `count` <= U panels from `in.w` on, in tiles as large as R allows.
-template <DType kType, int R, int N = MaxPanels<R>()>
-HWY_INLINE void RunTiles(Inputs in, int count, float* saved, float* out) {
-  int done = 0;
-  for (; count - done >= N; done += N) {
-    Tile<kType, R, N>(in, saved + done * 2 * R * kPanel, out + done * kPanel);
-    in.w += N * in.panel_bytes;
+// Vectors [first, last) of the panels, in tiles as wide as R allows.
+template <DType kType, int R, int V = MaxVecs<R>()>
+HWY_INLINE void RunTiles(const Inputs& in, int first, int last, float* saved, float* out) {
+  for (; last - first >= V; first += V) {
+    Tile<kType, R, V>(in, first, saved + first * 2 * R * kLanes, out + first * kLanes);
   }
-  if constexpr (N > 1) {
-    if (done < count) {
-      RunTiles<kType, R, N - 1>(in, count - done, saved + done * 2 * R * kPanel, out + done * kPanel);
+  if constexpr (V > 1) {
+    if (first < last) {
+      RunTiles<kType, R, V - 1>(in, first, last, saved, out);
     }
   }
 }
@@ -302,8 +306,8 @@ HWY_INLINE void RunTiles(Inputs in, int count, float* saved, float* out) {
 template <DType kType, int R>
 HWY_NOINLINE void RunRows(const PanelJob& job, std::int64_t first_row, std::int64_t first_panel,
                           std::int64_t num_panels) {
-  constexpr int kUnit = MaxPanels<R>() % 2 == 0 ? MaxPanels<R>() : 2 * MaxPanels<R>();
-  static_assert(kUnit * kPanel <= kOutStride);
+  constexpr int kUnit = UnitPanels<R>();
+  static_assert(kUnit <= kMaxUnit);
   HWY_ALIGN float packed[R == 1 ? 1 : kPackedFloats];
   HWY_ALIGN float saved[kSavedPanels * 2 * R * kPanel];
   HWY_ALIGN float out[R * kOutStride];
@@ -333,7 +337,7 @@ HWY_NOINLINE void RunRows(const PanelJob& job, std::int64_t first_row, std::int6
       for (std::int64_t p = b; p < block_end; p += kUnit) {
         const int panels = static_cast<int>(std::min<std::int64_t>(kUnit, block_end - p));
         in.w = job.w.panel(first_panel + p) + first / 2 * Pair<kType>::kBytes;
-        RunTiles<kType, R>(in, panels, run < k ? saved + (p - b) * 2 * R * kPanel : saved, out);
+        RunTiles<kType, R>(in, 0, panels * kVecs, run < k ? saved + (p - b) * 2 * R * kPanel : saved, out);
         if (in.last) {
           (job.swiglu ? FinishSwiGlu : FinishPlain)(job, first_row, R, first_panel + p, panels, out);
         }

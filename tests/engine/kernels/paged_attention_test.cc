@@ -279,19 +279,23 @@ TEST(PagedAttentionTest, SequencesDoNotMix) {
   }
 }
 
-// A later row of the same chunk that is Inf or NaN does not reach the rows before it.
+// A later row of the same chunk that is Inf or NaN does not reach the rows before it, whichever rows share a
+// tile.
 TEST(PagedAttentionTest, LaterRowsDoNotShow) {
   const TestStream one(1);
   for (const float poison :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    for (const KernelTable* table : AllTables()) {
-      History history({4, 1, 32, 0}, 30, 6);
-      const Matrix clean = history.Run(*table, one, {30});
-      for (std::int64_t c = 0; c < 32; ++c) {
-        history.keys().at(21, c) = poison;
-        history.values().at(21, c) = poison;
+    for (const std::int64_t heads : {1, 2, 3, 4, 5}) {
+      for (const KernelTable* table : AllTables()) {
+        History history({heads, 1, 32, 0}, 30, 6);
+        const Matrix clean = history.Run(*table, one, {30});
+        for (std::int64_t c = 0; c < 32; ++c) {
+          history.keys().at(21, c) = poison;
+          history.values().at(21, c) = poison;
+        }
+        EXPECT_EQ(FirstDifference(history.Run(*table, one, {30}), clean, 21), "")
+            << table->name << " H=" << heads;
       }
-      EXPECT_EQ(FirstDifference(history.Run(*table, one, {30}), clean, 21), "") << table->name;
     }
   }
 }

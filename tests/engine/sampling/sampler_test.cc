@@ -272,6 +272,25 @@ TEST(SamplerTest, EqualLogitsAreUniform) {
   }
 }
 
+TEST(SamplerTest, TopPReachesIntoALongFlatTail) {
+  // One token holds half of the mass, 999 equal ones the rest: 0.6 of it takes 200 of those, the lowest ids.
+  std::vector<float> logits(1000, 0.0F);
+  logits[500] = std::log(999.0F);
+  std::vector<int> counts(1000, 0);
+  SamplerScratch scratch;
+  constexpr int kDraws = 20000;
+  for (std::uint64_t position = 0; position < kDraws; ++position) {
+    const absl::StatusOr<Sampled> sampled = Sample(logits, Params(1.0F, 0, 0.6F), position, scratch);
+    ASSERT_TRUE(sampled.ok());
+    ++counts[static_cast<std::size_t>(sampled->id)];
+  }
+  EXPECT_NEAR(counts[500], kDraws * 5 / 6, 5 * std::sqrt(kDraws * 5.0 / 36.0));
+  for (std::size_t id = 0; id < 1000; ++id) {
+    EXPECT_TRUE(id < 200 || id == 500 || counts[id] == 0) << id;
+  }
+  EXPECT_GE(std::count_if(counts.begin(), counts.begin() + 199, [](int count) { return count > 0; }), 195);
+}
+
 TEST(SamplerTest, RefusesWhatIsNoDistribution) {
   SamplerScratch scratch;
   const auto status = [&](const std::vector<float>& logits, float temperature) {
