@@ -21,7 +21,7 @@
 #include "engine/base/bytes.h"
 #include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/messages.h"
+#include "engine/checkpoint/messages.h"
 #include "engine/checkpoint/safetensors_header.h"
 #include "nlohmann/json.hpp"
 

@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/json_fields.h"
-#include "engine/checkpoint/internal/messages.h"
-#include "engine/checkpoint/internal/rope_config.h"
+#include "engine/checkpoint/json_fields.h"
+#include "engine/checkpoint/messages.h"
+#include "engine/checkpoint/rope_config.h"
 
 namespace comoe::checkpoint {
 namespace {

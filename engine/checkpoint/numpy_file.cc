@@ -14,7 +14,7 @@
 #include "engine/base/bytes.h"
 #include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/messages.h"
+#include "engine/checkpoint/messages.h"
 #include "zip.h"
 
 namespace comoe::checkpoint {

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/json_fields.h"
-#include "engine/checkpoint/internal/messages.h"
+#include "engine/checkpoint/json_fields.h"
+#include "engine/checkpoint/messages.h"
 #include "engine/checkpoint/safetensors_header.h"
 #include "engine/checkpoint/tensor_source.h"
 

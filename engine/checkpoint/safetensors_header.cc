@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/bytes.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/messages.h"
+#include "engine/checkpoint/messages.h"
 #include "nlohmann/json.hpp"
 
 namespace comoe::checkpoint {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/messages.h"
+#include "engine/checkpoint/messages.h"
 
 namespace comoe::checkpoint {
 namespace {

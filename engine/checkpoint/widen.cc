@@ -11,7 +11,7 @@
 #include "engine/base/bytes.h"
 #include "engine/base/rng.h"
 #include "engine/base/status_macros.h"
-#include "engine/checkpoint/internal/messages.h"
+#include "engine/checkpoint/messages.h"
 #include "engine/checkpoint/weight_names.h"
 #include "xxhash.h"
 

@@ -1,7 +1,7 @@
 #include "engine/kernels/add.h"
 
 #include "engine/base/status_macros.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 #include "engine/tensor/packed_matrix.h"
 
 namespace comoe::kernels {

@@ -36,6 +36,16 @@ absl::StatusOr<std::optional<std::string>> OptionalString(const JsonField& objec
   return std::optional<std::string>(std::move(text));
 }
 
+// The large fields are read apart from the others, when they have the right type.
+absl::Status CheckRead(const JsonField& model, absl::string_view name, absl::string_view type,
+                       bool was_read) {
+  if (was_read) {
+    return absl::OkStatus();
+  }
+  COMOE_ASSIGN_OR_RETURN(const JsonField field, model.Get(name));
+  return field.Error(absl::StrCat(type, " is expected, found ", field.type_name()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(const JsonField& model,
@@ -46,9 +56,8 @@ absl::StatusOr<std::unique_ptr<BpeModel>> BpeModel::Create(const JsonField& mode
   } else if (!file.has_merges) {  // files from before the field name it by their content
     return model.Error("the field \"type\" is missing");
   }
-  if (!file.has_vocab || !file.has_merges) {
-    return model.Error(absl::StrCat("the field \"", file.has_vocab ? "merges" : "vocab", "\" is missing"));
-  }
+  COMOE_RETURN_IF_ERROR(CheckRead(model, "vocab", "an object", file.has_vocab));
+  COMOE_RETURN_IF_ERROR(CheckRead(model, "merges", "an array", file.has_merges));
   std::unique_ptr<BpeModel> bpe(new BpeModel());
   COMOE_RETURN_IF_ERROR(bpe->ReadOptions(model));
   COMOE_RETURN_IF_ERROR(bpe->ReadVocab(file));

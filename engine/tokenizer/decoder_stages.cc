@@ -16,9 +16,9 @@ namespace comoe::tokenizer {
 namespace {
 
 // A replacement multiplies what it is given, and several in a row multiply each other.
-absl::Status CheckReplaced(const std::string& text) {
+absl::Status CheckReplaced(std::size_t bytes) {
   constexpr std::size_t kMaxReplacedBytes = std::size_t{16} << 20;
-  return text.size() <= kMaxReplacedBytes
+  return bytes <= kMaxReplacedBytes
              ? absl::OkStatus()
              : absl::ResourceExhaustedError(absl::StrCat("a decoder's Replace makes more than ",
                                                          kMaxReplacedBytes, " bytes of one token"));
@@ -203,7 +203,7 @@ absl::Status ReplaceLiteralStage::Text(absl::string_view fragment) {
     } else if (++matched_ == literal_.size()) {
       text += content_;
       matched_ = 0;
-      COMOE_RETURN_IF_ERROR(CheckReplaced(text));
+      COMOE_RETURN_IF_ERROR(CheckReplaced(text.size()));
     }
   }
   return text.empty() ? absl::OkStatus() : next().Text(text);
@@ -230,7 +230,7 @@ absl::Status ReplacePatternStage::Token(absl::string_view token) {
     text.append(token.data() + copied, match.begin - copied);
     text += content_;
     copied = match.end;
-    COMOE_RETURN_IF_ERROR(CheckReplaced(text));
+    COMOE_RETURN_IF_ERROR(CheckReplaced(text.size()));
   }
   text.append(token.data() + copied, token.size() - copied);
   return SendToken(text);

@@ -24,6 +24,7 @@ class JsonField {
   bool is_null() const { return value_->is_null(); }
   bool is_object() const { return value_->is_object(); }
   bool is_string() const { return value_->is_string(); }
+  const char* type_name() const { return value_->type_name(); }
   bool IsZero() const { return value_->is_number() && value_->get<double>() == 0; }
 
   // Of an object: the member is there and not null.

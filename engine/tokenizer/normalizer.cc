@@ -136,6 +136,8 @@ class Replace : public Normalizer {
     if (matches.empty()) {
       return absl::OkStatus();
     }
+    COMOE_RETURN_IF_ERROR(
+        CheckWorkingTextSize(matches.size() * content_.size()));  // before any of it is made
     AlignedText out(text->tracked());
     out.reserve(text->size());
     std::size_t copied = 0;
@@ -144,7 +146,6 @@ class Replace : public Normalizer {
       // Stands for the last character that it replaces, or that it follows.
       out.Append(content_, match.end == 0 ? ByteSpan{} : text->span(match.end - 1));
       copied = match.end;
-      COMOE_RETURN_IF_ERROR(CheckWorkingTextSize(out.size()));
     }
     out.AppendRange(*text, copied, text->size());
     *text = std::move(out);

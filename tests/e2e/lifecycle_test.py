@@ -76,6 +76,11 @@ class StartTest(unittest.TestCase):
 
 
 class EndTest(unittest.TestCase):
+    def test_sigterm_is_heard_while_the_model_loads(self):
+        with Server(wait=False) as server:
+            server.signal()
+            self.assertEqual(server.wait_exit(), 0, server.log)
+
     def test_sigterm_ends_a_stream_with_a_terminal_event_and_exit_0(self):
         with Server("--drain-timeout", "0") as server:
             call = long_stream(server)

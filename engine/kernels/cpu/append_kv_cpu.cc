@@ -3,7 +3,7 @@
 
 #include "engine/base/status_macros.h"
 #include "engine/kernels/cpu/plain_kernels.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 namespace {

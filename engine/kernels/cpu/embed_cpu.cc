@@ -1,7 +1,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/plain_kernels.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 #include "engine/tensor/dtype.h"
 
 namespace comoe::kernels {

@@ -12,7 +12,7 @@
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
 #include "engine/kernels/expert_ffn.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

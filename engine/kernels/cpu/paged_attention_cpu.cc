@@ -10,7 +10,7 @@
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 #include "engine/kernels/paged_attention.h"
 #include "engine/tensor/kv_layout.h"
 #include "hwy/highway.h"

@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "engine/base/status_macros.h"
-#include "engine/kernels/internal/top_k.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/top_k.h"
+#include "engine/kernels/validate.h"
 #include "engine/kernels/ref/ref_kernels.h"
 
 namespace comoe::kernels {

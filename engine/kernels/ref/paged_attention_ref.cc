@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "engine/base/status_macros.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 #include "engine/kernels/ref/ref_kernels.h"
 
 namespace comoe::kernels {

@@ -1,5 +1,5 @@
 #include "engine/base/status_macros.h"
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 #include "engine/kernels/ref/ref_kernels.h"
 
 namespace comoe::kernels {

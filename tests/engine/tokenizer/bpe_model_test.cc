@@ -23,14 +23,14 @@ TEST(BpeModelTest, MergesTheBestRankFirst) {
   Json config = SmallTokenizer();
   EXPECT_EQ(Encode(config, "abcab"), (Ids{4, 3}));
   config["model"]["vocab"]["bc"] = 5;
-  config["model"]["merges"] = {{"b", "c"}, {"a", "b"}};  // now b+c comes before a+b
+  config["model"]["merges"] = Json::parse(R"([["b", "c"], ["a", "b"]])");  // now b+c comes before a+b
   EXPECT_EQ(Encode(config, "abcab"), (Ids{0, 5, 3}));
 }
 
 TEST(BpeModelTest, MergesTheLeftmostOfEqualRank) {
   Json config = SmallTokenizer();
   config["model"]["vocab"] = {{"a", 0}, {"aa", 1}};
-  config["model"]["merges"] = {{"a", "a"}};
+  config["model"]["merges"] = Json::parse(R"([["a", "a"]])");
   EXPECT_EQ(Encode(config, "aaaaa"), (Ids{1, 1, 0}));
 }
 
@@ -41,7 +41,8 @@ TEST(BpeModelTest, ReadsBothSpellingsOfMerges) {
   config["model"]["vocab"]["a b"] = 5;
   config["model"]["vocab"][" "] = 6;
   config["model"]["vocab"]["a "] = 7;
-  config["model"]["merges"] = {{"a", " "}, {"a ", "b"}};  // tokens with spaces, which only pairs can write
+  config["model"]["merges"] =
+      Json::parse(R"([["a", " "], ["a ", "b"]])");  // tokens with spaces, which only pairs can write
   EXPECT_EQ(Encode(config, "a b"), (Ids{5}));
 }
 
@@ -81,7 +82,7 @@ TEST(BpeModelTest, PrefixAndSuffix) {
   config["model"]["continuing_subword_prefix"] = "##";
   config["model"]["end_of_word_suffix"] = "</w>";
   config["model"]["vocab"] = {{"a", 0}, {"##b", 1}, {"##c</w>", 2}, {"ab", 3}, {"abc</w>", 4}, {"a</w>", 5}};
-  config["model"]["merges"] = {{"a", "##b"}, {"ab", "##c</w>"}};
+  config["model"]["merges"] = Json::parse(R"([["a", "##b"], ["ab", "##c</w>"]])");
   EXPECT_EQ(Encode(config, "abc"), (Ids{4}));
   EXPECT_EQ(Encode(config, "a"), (Ids{5}));
   EXPECT_EQ(Encode(config, "abbc"), (Ids{3, 1, 2}));

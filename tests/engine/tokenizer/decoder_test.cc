@@ -99,7 +99,8 @@ TEST(DecoderTest, WordDecoders) {
 TEST(DecoderTest, ReplacementsCannotGrowWithoutEnd) {
   Json parts = Json::array();
   for (int i = 0; i < 40; ++i) {
-    parts.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aaaaaaaaaaaaaaaa"}});
+    parts.push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1000, 'a')}});
   }
   const Json config = {{"type", "Sequence"}, {"decoders", parts}};
   const absl::StatusOr<Decoder> decoder = Decoder::Parse(JsonField(&config, "decoder"));

@@ -42,7 +42,7 @@ const std::vector<Case>& Cases() {
        "padding: not supported", kUnsupported},
       {"Unigram",
        [](Json& j) {
-         j["model"] = {{"type", "Unigram"}, {"vocab", {{"a", -1.5}}}, {"unk_id", 0}};
+         j["model"] = {{"type", "Unigram"}, {"vocab", Json::parse(R"([["a", -1.5]])")}, {"unk_id", 0}};
        },
        "model.type: \"Unigram\" is not supported; supported: BPE", kUnsupported},
       {"WordPiece", [](Json& j) { j["model"]["type"] = "WordPiece"; }, "model.type: \"WordPiece\"",
@@ -51,6 +51,10 @@ const std::vector<Case>& Cases() {
        kUnsupported},
       {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, "model.dropout", kUnsupported},
       {"no vocab", [](Json& j) { j["model"].erase("vocab"); }, "\"vocab\" is missing"},
+      {"vocab is text", [](Json& j) { j["model"]["vocab"] = "a"; },
+       "model.vocab: an object is expected, found string"},
+      {"merges is an object", [](Json& j) { j["model"]["merges"] = Json::object(); },
+       "model.merges: an array is expected, found object"},
       {"no merges", [](Json& j) { j["model"].erase("merges"); }, "\"merges\" is missing"},
       {"vocab id is text", [](Json& j) { j["model"]["vocab"]["a"] = "0"; },
        "model.vocab[\"a\"]: an id is expected"},

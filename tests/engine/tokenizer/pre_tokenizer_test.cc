@@ -125,7 +125,8 @@ TEST(NormalizerTest, EachDoesWhatItsNameSays) {
 TEST(NormalizerTest, ReplacementsCannotGrowWithoutEnd) {
   Json parts = Json::array();
   for (int i = 0; i < 40; ++i) {
-    parts.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aaaaaaaaaaaaaaaa"}});
+    parts.push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1000, 'a')}});
   }
   const Json config = {{"type", "Sequence"}, {"normalizers", parts}};
   const auto normalizer = ParseNormalizer(JsonField(&config, "normalizer"));

@@ -62,9 +62,9 @@ TEST(AddedTokensTest, SingleWord) {
 
 TEST(AddedTokensTest, StripsTakeWhiteSpace) {
   Json config = WithAdded(SmallTokenizer(), {Added(5, "<l>", {"lstrip"}), Added(6, "<r>", {"rstrip"})});
-  config["model"]["unk_token"] = "a";  // so that white space shows
-  EXPECT_EQ(Encode(config, "b \n<l> b"), (Ids{1, 5, 0, 1}));
-  EXPECT_EQ(Encode(config, "b <r> \u3000b"), (Ids{1, 0, 6, 1}));
+  config["model"]["unk_token"] = "c";  // so that white space shows
+  EXPECT_EQ(Encode(config, "b \n<l> b"), (Ids{1, 5, 2, 1}));
+  EXPECT_EQ(Encode(config, "b <r> \u3000b"), (Ids{1, 2, 6, 1}));
   EXPECT_EQ(Encode(config, "<r>  <l>"), (Ids{6, 5}));
 }
 

@@ -1,4 +1,4 @@
-#include "engine/kernels/internal/validate.h"
+#include "engine/kernels/validate.h"
 
 #include "absl/strings/str_cat.h"
 

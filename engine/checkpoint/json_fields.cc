@@ -1,4 +1,4 @@
-#include "engine/checkpoint/internal/json_fields.h"
+#include "engine/checkpoint/json_fields.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/internal/rope_config.h"
+#include "engine/checkpoint/rope_config.h"
 
 #include <string>
 

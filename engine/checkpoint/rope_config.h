@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "engine/checkpoint/internal/json_fields.h"
+#include "engine/checkpoint/json_fields.h"
 #include "engine/checkpoint/model_config.h"
 
 namespace comoe::checkpoint {
