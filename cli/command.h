@@ -2,8 +2,11 @@
 // leaves a status; main prints an error as one line and exits with 1.
 #pragma once
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace comoe::cli {
 

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/api/engine.h"
@@ -16,6 +15,10 @@
 #include "engine/checkpoint/memory_plan.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/tokenizer/tokenizer.h"
+
+namespace CLI {
+class App;  // CLI11 takes seconds to compile: only who registers flags includes it
+}  // namespace CLI
 
 namespace comoe::cli {
 

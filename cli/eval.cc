@@ -5,6 +5,7 @@
 #include "cli/command.h"
 #include "cli/json_file.h"
 #include "cli/offline.h"
+#include "CLI/CLI.hpp"
 #include "cli/verify.h"
 #include "engine/base/status_macros.h"
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,7 @@
 #include "cli/command.h"
 #include "cli/engine_options.h"
 #include "cli/grpc_log.h"
+#include "engine/base/bytes.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "scheduler/batching/scheduler.h"
@@ -104,6 +106,9 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   service->scheduler = batching::MakeScheduler(engine, options.server.scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
   service->model = backend.model.name;
+  base::Logf(base::LogLevel::kInfo, "serve", "%s; experts %s, other weights %s, room for %d tokens a sequence",
+             backend.device, base::FormatBytes(backend.model.all_expert_bytes),
+             base::FormatBytes(backend.model.resident_bytes), backend.max_positions);
   return service->server->Serve(std::move(backend));
 }
 

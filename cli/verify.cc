@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "cli/command.h"
 #include "cli/json_file.h"

@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "cli/checkpoint_folder.h"
 #include "cli/command.h"
