@@ -153,7 +153,7 @@ void BM_MatMul(benchmark::State& state) {
   Rotation weights(layout.bytes(), state.range(3) != 0);
   for (auto _ : state) {
     const absl::Status status =
-        MatMul(CpuKernels(), {x.view(), {weights.Next(), layout}, {}, 0.0F, y.view()}, *machine.stream);
+        MatMul(CpuKernels(), {x.view(), {weights.Next(), layout}, {}, y.view()}, *machine.stream);
     benchmark::DoNotOptimize(status.ok());
   }
   Report(state, machine, static_cast<double>(layout.bytes()),
@@ -227,6 +227,27 @@ void BM_Attention(benchmark::State& state) {
       static_cast<double>(rows) * (static_cast<double>(length) - 0.5 * static_cast<double>(rows - 1));
   Report(state, machine, static_cast<double>(blocks) * static_cast<double>(layout.block_bytes()),
          4.0 * seen * static_cast<double>(heads * layout.head_dim));
+}
+
+// rows, D, dtype, threads
+void BM_Embed(benchmark::State& state) {
+  const std::int64_t rows = state.range(0);
+  constexpr std::int64_t kVocabulary = 32'768;
+  const tensor::MatrixLayout layout = {static_cast<tensor::DType>(state.range(2)), kVocabulary,
+                                       state.range(1)};
+  Machine& machine = GetMachine(static_cast<int>(state.range(3)));
+  std::vector<base::TokenId> ids(static_cast<std::size_t>(rows));
+  Floats out(rows, state.range(1));
+  std::uint64_t draws = 0;
+  for (auto _ : state) {
+    for (base::TokenId& id : ids) {
+      id = static_cast<base::TokenId>(base::RandomBits(3, draws++) % kVocabulary);
+    }
+    const absl::Status status =
+        Embed(CpuKernels(), {ids, {ColdBytes(), layout}, out.view()}, *machine.stream);
+    benchmark::DoNotOptimize(status.ok());
+  }
+  Report(state, machine, 8.0 * static_cast<double>(rows * state.range(1)), 0.0);
 }
 
 // rows, D, groups, threads
@@ -305,20 +326,6 @@ void BM_MoeCombine(benchmark::State& state) {
          2.0 * static_cast<double>(rows * cols * k));
 }
 
-// rows, F, threads
-void BM_SwiGlu(benchmark::State& state) {
-  const std::int64_t rows = state.range(0);
-  const std::int64_t cols = state.range(1);
-  Machine& machine = GetMachine(static_cast<int>(state.range(2)));
-  Floats gate_up(rows, 2 * cols);
-  Floats y(rows, cols);
-  for (auto _ : state) {
-    const absl::Status status = SwiGlu(CpuKernels(), {gate_up.view(), y.view()}, *machine.stream);
-    benchmark::DoNotOptimize(status.ok());
-  }
-  Report(state, machine, 12.0 * static_cast<double>(rows * cols), 0.0);
-}
-
 // Waking the pool's workers for nothing: what parallel.h weighs work against.
 void BM_PoolWakeUp(benchmark::State& state) {
   Machine& machine = GetMachine(static_cast<int>(state.range(0)));
@@ -390,7 +397,7 @@ void RegisterAll() {
   Register("MoeGate", BM_MoeGate, {"T", "E", "K"}, {{1, 128, 8}, {512, 128, 8}, {1, 32, 4}, {512, 32, 4}});
   Register("MoeCombine", BM_MoeCombine, {"T", "D", "K"},
            {{1, 2048, 8}, {512, 2048, 8}, {1, 256, 4}, {512, 256, 4}});
-  Register("SwiGlu", BM_SwiGlu, {"T", "F"}, {{1, 768}, {512, 6144}});
+  Register("Embed", BM_Embed, {"T", "D", "dtype"}, {{1, 2048, kBf16}, {1, 2048, kF16}, {512, 2048, kF16}});
   benchmark::RegisterBenchmark("PoolWakeUp", BM_PoolWakeUp)->Arg(base::UsableCores())->UseRealTime();
 }
 

@@ -22,7 +22,6 @@ struct AttentionArgs;
 struct MoeGateArgs;
 struct ExpertFfnArgs;
 struct MoeCombineArgs;
-struct SwiGluArgs;
 struct AddArgs;
 struct ClampArgs;
 
@@ -37,7 +36,6 @@ struct KernelTable {
   absl::Status (*moe_gate)(const MoeGateArgs&, device::Stream&) = nullptr;
   absl::Status (*expert_ffn)(const ExpertFfnArgs&, device::Stream&) = nullptr;
   absl::Status (*moe_combine)(const MoeCombineArgs&, device::Stream&) = nullptr;
-  absl::Status (*swiglu)(const SwiGluArgs&, device::Stream&) = nullptr;
   absl::Status (*add)(const AddArgs&, device::Stream&) = nullptr;
   absl::Status (*clamp)(const ClampArgs&, device::Stream&) = nullptr;
 };

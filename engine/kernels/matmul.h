@@ -10,15 +10,14 @@
 
 namespace comoe::kernels {
 
-// y[t, n] = sum_k x[t, k] w[n, k] + bias[n], then clamped to [-clip, clip] if clip > 0. The sum of an output
-// runs over even inputs and over odd inputs, each in order with one fused multiply-add an input (a product
-// and a sum where the processor has none); then even + odd.
+// y[t, n] = sum_k x[t, k] w[n, k] + bias[n]. The sum of an output runs over even inputs and over odd inputs,
+// each in order with one fused multiply-add an input (a product and a sum where the processor has none); then
+// even + odd.
 struct MatMulArgs {
   tensor::TensorView x;          // [T, K]
   tensor::PackedMatrixView w;    // [N, K]
   absl::Span<const float> bias;  // [N], or empty
-  float clip = 0.0F;
-  tensor::TensorView y;  // [T, N]
+  tensor::TensorView y;          // [T, N]
 };
 absl::Status MatMul(const KernelTable& table, const MatMulArgs& args, device::Stream& stream);
 

@@ -17,4 +17,3 @@
 #include "engine/kernels/paged_attention.h"  // IWYU pragma: export
 #include "engine/kernels/rms_norm.h"         // IWYU pragma: export
 #include "engine/kernels/rope.h"             // IWYU pragma: export
-#include "engine/kernels/swiglu.h"           // IWYU pragma: export

@@ -37,7 +37,8 @@ absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device
 // position j counts for a row at position i if j <= i and (window == 0 or i - j < window). Blocks are visited
 // in order with a running maximum, so a row's result does not depend on how its prompt was cut into chunks.
 // Blocks that lie before every row's window are not looked at and may be kNoBlock; positions that do not
-// count may hold anything, NaN included. Rows of no sequence are left as they are.
+// count may hold anything, NaN included. A row whose q.k is NaN at a position that counts is NaN throughout,
+// so that no plausible answer comes of it. Rows of no sequence are left as they are.
 struct AttentionArgs {
   tensor::TensorView queries;  // [T, H * P]
   absl::Span<const SequenceRows> sequences;

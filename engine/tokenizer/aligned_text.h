@@ -19,8 +19,8 @@ struct ByteSpan {
 };
 
 // What a text may grow to while it is normalised and pre-tokenised: replacements come from a file and could
-// multiply a request's text without end. (Twice kMaxEncodeBytes is what the byte-level alphabet makes of it.)
-inline constexpr std::size_t kMaxWorkingTextBytes = std::size_t{256} << 20;
+// multiply a request's text without end. (The byte-level alphabet makes at most twice kMaxEncodeBytes of it.)
+inline constexpr std::size_t kMaxWorkingTextBytes = std::size_t{64} << 20;
 absl::Status CheckWorkingTextSize(std::size_t bytes);
 
 // Always valid UTF-8. Spans are kept only when asked for (they cost eight bytes a byte), all bytes of a code

@@ -2,13 +2,10 @@
 // complements inside a class and && need alternation and lookahead, which still match exactly one code point.
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,130 +21,6 @@ constexpr int kMaxClassDepth = 16;
 
 absl::Status Malformed(std::size_t pos, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("regular expression, byte ", pos, ": ", what));
-}
-
-// Names of Unicode properties whose meaning does not depend on the engine, lower case without separators.
-const absl::flat_hash_map<absl::string_view, absl::string_view>& PropertyTable() {
-  static const absl::flat_hash_map<absl::string_view, absl::string_view> table = {
-      {"letter", "L"},
-      {"uppercaseletter", "Lu"},
-      {"lowercaseletter", "Ll"},
-      {"titlecaseletter", "Lt"},
-      {"modifierletter", "Lm"},
-      {"otherletter", "Lo"},
-      {"mark", "M"},
-      {"combiningmark", "M"},
-      {"nonspacingmark", "Mn"},
-      {"spacingmark", "Mc"},
-      {"enclosingmark", "Me"},
-      {"number", "N"},
-      {"decimalnumber", "Nd"},
-      {"letternumber", "Nl"},
-      {"othernumber", "No"},
-      {"punctuation", "P"},
-      {"connectorpunctuation", "Pc"},
-      {"dashpunctuation", "Pd"},
-      {"openpunctuation", "Ps"},
-      {"closepunctuation", "Pe"},
-      {"initialpunctuation", "Pi"},
-      {"finalpunctuation", "Pf"},
-      {"otherpunctuation", "Po"},
-      {"symbol", "S"},
-      {"mathsymbol", "Sm"},
-      {"currencysymbol", "Sc"},
-      {"modifiersymbol", "Sk"},
-      {"othersymbol", "So"},
-      {"separator", "Z"},
-      {"spaceseparator", "Zs"},
-      {"lineseparator", "Zl"},
-      {"paragraphseparator", "Zp"},
-      {"other", "C"},
-      {"control", "Cc"},
-      {"format", "Cf"},
-      {"unassigned", "Cn"},
-      {"privateuse", "Co"},
-      {"surrogate", "Cs"},
-      {"l", "L"},
-      {"lu", "Lu"},
-      {"ll", "Ll"},
-      {"lt", "Lt"},
-      {"lm", "Lm"},
-      {"lo", "Lo"},
-      {"m", "M"},
-      {"mn", "Mn"},
-      {"mc", "Mc"},
-      {"me", "Me"},
-      {"n", "N"},
-      {"nd", "Nd"},
-      {"nl", "Nl"},
-      {"no", "No"},
-      {"punct", "P"},
-      {"p", "P"},
-      {"pc", "Pc"},
-      {"pd", "Pd"},
-      {"ps", "Ps"},
-      {"pe", "Pe"},
-      {"pi", "Pi"},
-      {"pf", "Pf"},
-      {"po", "Po"},
-      {"s", "S"},
-      {"sm", "Sm"},
-      {"sc", "Sc"},
-      {"sk", "Sk"},
-      {"so", "So"},
-      {"z", "Z"},
-      {"zs", "Zs"},
-      {"zl", "Zl"},
-      {"zp", "Zp"},
-      {"c", "C"},
-      {"cc", "Cc"},
-      {"cf", "Cf"},
-      {"cn", "Cn"},
-      {"co", "Co"},
-      {"cs", "Cs"},
-      {"digit", "Nd"},
-      {"any", "Any"},
-      {"alpha", "Alphabetic"},
-      {"alphabetic", "Alphabetic"},
-      {"upper", "Uppercase"},
-      {"uppercase", "Uppercase"},
-      {"lower", "Lowercase"},
-      {"lowercase", "Lowercase"},
-      {"space", "White_Space"},
-      {"whitespace", "White_Space"},
-      {"wspace", "White_Space"},
-      {"cntrl", "Cc"},
-      {"ideographic", "Ideographic"},
-      {"emoji", "Emoji"},
-      {"emojipresentation", "Emoji_Presentation"},
-      {"extendedpictographic", "Extended_Pictographic"},
-      {"dash", "Dash"},
-      {"diacritic", "Diacritic"}};
-  return table;
-}
-
-// [[:punct:]] has symbols, \p{Punct} has not.
-constexpr absl::string_view kPosixPunct = "posixpunct";
-
-// The sets that are several properties together; only their plain form fits inside a class.
-std::optional<absl::string_view> CompoundSet(absl::string_view key) {
-  if (key == "word" || key == "w") return kWordItemsInClass;
-  if (key == "alnum") return "\\p{Alphabetic}\\p{Nd}";
-  if (key == kPosixPunct) return "\\p{P}\\p{S}";
-  if (key == "xdigit") return "0-9A-Fa-f";
-  if (key == "ascii") return "\\x00-\\x7f";
-  if (key == "blank") return "\\p{Zs}\\t";
-  return std::nullopt;
-}
-
-std::string PropertyKey(absl::string_view name) {
-  std::string key;
-  for (const char c : name) {
-    if (c != ' ' && c != '-' && c != '_') {
-      key.push_back(absl::ascii_tolower(static_cast<unsigned char>(c)));
-    }
-  }
-  return key;
 }
 
 // One operand of && as it is parsed: items for a plain class, and sets that cannot be written inside one.
@@ -230,7 +103,7 @@ class ClassParser {
         const bool negated = !name.empty() && name[0] == '^';
         pos_ = end + 2;
         name.remove_prefix(negated ? 1 : 0);
-        return AddProperty(name == "punct" ? kPosixPunct : name, negated, parts);
+        return AddProperty(name == "punct" ? kPosixPunctuation : name, negated, parts);
       }
     }
     if (pattern_[pos_] == '[') {
@@ -300,13 +173,12 @@ class ClassParser {
   }
 
   absl::Status AddProperty(absl::string_view name, bool negated, ClassParts* parts) {
-    const std::optional<absl::string_view> compound = CompoundSet(PropertyKey(name));
-    if (compound.has_value() && negated) {
-      parts->sets.push_back(absl::StrCat("[^", *compound, "]"));
-      return absl::OkStatus();
+    COMOE_ASSIGN_OR_RETURN(PropertySet set, TranslateProperty(name, negated));
+    if (set.fits_in_class) {
+      parts->items += set.text;
+    } else {
+      parts->sets.push_back(std::move(set.text));
     }
-    COMOE_ASSIGN_OR_RETURN(const std::string items, TranslateProperty(name, negated));
-    parts->items += items;
     return absl::OkStatus();
   }
 
@@ -339,25 +211,6 @@ absl::StatusOr<std::string> TranslateClass(absl::string_view pattern, std::size_
   COMOE_ASSIGN_OR_RETURN(std::string out, parser.Parse(0));
   *pos = parser.pos();
   return out;
-}
-
-absl::StatusOr<std::string> TranslateProperty(absl::string_view name, bool negated) {
-  const std::string key = PropertyKey(name);
-  if (const std::optional<absl::string_view> compound = CompoundSet(key); compound.has_value() && !negated) {
-    return std::string(*compound);
-  }
-  const auto found = PropertyTable().find(key);
-  if (found != PropertyTable().end()) {
-    return absl::StrCat(negated ? "\\P{" : "\\p{", found->second, "}");
-  }
-  for (const char c : key.empty() ? absl::string_view("?") : name) {
-    if (!absl::ascii_isalpha(static_cast<unsigned char>(c)) && c != '_' && c != ' ' && c != '-') {
-      return absl::UnimplementedError(absl::StrCat("regular expression: the property \\p{",
-                                                   absl::CHexEscape(name), "} is not supported"));
-    }
-  }
-  // A script; an unknown name (Oniguruma's blocks, In_..., too) is refused when the pattern is compiled.
-  return absl::StrCat(negated ? "\\P{sc:" : "\\p{sc:", name, "}");
 }
 
 absl::StatusOr<char32_t> ParseCharacterEscape(absl::string_view pattern, std::size_t* pos) {

@@ -18,9 +18,15 @@ namespace comoe::tokenizer {
 // INVALID_ARGUMENT: not a pattern; UNIMPLEMENTED: one that is not supported. Both tell the byte where.
 absl::StatusOr<std::string> TranslateRegex(absl::string_view pattern);
 
-// What \p{name} of Oniguruma matches, as the inside of a PCRE2 class: "letter" -> "\p{L}". `negated` gives
-// the complement. UNIMPLEMENTED for names that have no equal. (Also used for class items.)
-absl::StatusOr<std::string> TranslateProperty(absl::string_view name, bool negated);
+// What \p{name} of Oniguruma matches: part of the inside of a PCRE2 class, or a whole class when only that
+// can say it (the complement of several properties together). UNIMPLEMENTED for names that have no equal.
+struct PropertySet {
+  std::string text;
+  bool fits_in_class = true;
+};
+absl::StatusOr<PropertySet> TranslateProperty(absl::string_view name, bool negated);
+// As a name: the POSIX bracket [:punct:], which has symbols; \p{Punct} has none.
+inline constexpr absl::string_view kPosixPunctuation = "posixpunct";
 
 // Parses the class whose '[' is at `*pos` and moves behind its ']'; the result matches exactly one code
 // point.

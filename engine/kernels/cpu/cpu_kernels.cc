@@ -40,7 +40,6 @@ std::vector<KernelTable> MakeTables() {
         .moe_gate = MoeGateForTarget(target),
         .expert_ffn = ExpertFfnForTarget(target),
         .moe_combine = MoeCombineForTarget(target),
-        .swiglu = SwiGluForTarget(target),
         .add = AddForTarget(target),
         .clamp = ClampForTarget(target),
     });

@@ -1,3 +1,6 @@
+#include <bit>
+#include <cstdint>
+
 #include "engine/base/status_macros.h"
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/plain_kernels.h"
@@ -6,6 +9,17 @@
 
 namespace comoe::kernels {
 namespace {
+
+// tensor::F16ToFloat without a branch or a call, so that a row takes as long as one of BF16; NaN keeps its
+// payload. In a float's place the exponent and mantissa of an F16 stand for a value 2^112 too small, that of
+// a subnormal included; the highest exponent, Inf and NaN, becomes the highest exponent of a float.
+float FastF16ToFloat(std::uint16_t bits) {
+  const std::uint32_t moved = static_cast<std::uint32_t>(bits & 0x7fff) << 13;
+  const auto magnitude = std::bit_cast<std::uint32_t>(std::bit_cast<float>(moved) * 0x1p112F);
+  const std::uint32_t highest = (bits & 0x7fff) >= 0x7c00 ? 0x7f800000 : 0;
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16;
+  return std::bit_cast<float>(magnitude | highest | sign);
+}
 
 // Row `id` of the table lies across its panel, one input (or pair of inputs) every 16 outputs.
 void EmbedRow(const tensor::PackedMatrixView& table, std::int64_t id, float* out) {
@@ -24,7 +38,7 @@ void EmbedRow(const tensor::PackedMatrixView& table, std::int64_t id, float* out
     case tensor::DType::kF16: {
       const auto* from = reinterpret_cast<const std::uint16_t*>(panel) + lane;
       for (std::int64_t i = 0; i < k; ++i) {
-        out[i] = tensor::F16ToFloat(from[i * kLanes]);
+        out[i] = FastF16ToFloat(from[i * kLanes]);
       }
       return;
     }

@@ -8,8 +8,8 @@
 #include "engine/kernels/cpu/panels-inl.h"
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/targets.h"
-#include "engine/kernels/validate.h"
 #include "engine/kernels/matmul.h"
+#include "engine/kernels/validate.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,7 +26,6 @@ absl::Status MatMulCpu(const MatMulArgs& args, device::Stream& stream) {
   job.y = args.y.f32();
   job.y_stride = args.y.row_stride;
   job.bias = args.bias.empty() ? nullptr : args.bias.data();
-  job.clip = args.clip;
   const PanelGrid grid(job, NumPieces(stream, EstimateNs(job)));
   ForTasks(stream, grid.num_tasks(), [&](std::int64_t task) { RunPanels(grid.Task(task)); });
   return absl::OkStatus();

@@ -8,8 +8,8 @@
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
-#include "engine/kernels/validate.h"
 #include "engine/kernels/moe_combine.h"
+#include "engine/kernels/validate.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -6,9 +6,9 @@
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
+#include "engine/kernels/moe_gate.h"
 #include "engine/kernels/top_k.h"
 #include "engine/kernels/validate.h"
-#include "engine/kernels/moe_gate.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

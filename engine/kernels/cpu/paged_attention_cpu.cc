@@ -10,8 +10,8 @@
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
-#include "engine/kernels/validate.h"
 #include "engine/kernels/paged_attention.h"
+#include "engine/kernels/validate.h"
 #include "engine/tensor/kv_layout.h"
 #include "hwy/highway.h"
 
@@ -114,7 +114,7 @@ void Scale(float* values, std::int64_t n, float by) {
 }
 
 // Turns the scores of the current block into weights and brings what came before to the new maximum. Slots
-// that do not count get weight 0, whatever their score.
+// that do not count get weight 0, whatever their score; a NaN score that counts makes the whole row NaN.
 void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
   const F32 d;
   F32Vec scores[kVecs];
@@ -142,7 +142,9 @@ void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
     Scale(query.out, dim, keep);
   }
   for (int v = 0; v < kVecs; ++v) {
-    const F32Vec weight = hn::Exp(d, hn::Sub(scores[v], hn::Set(d, maximum)));
+    // Exp(NaN) is 0 and Max may drop a NaN; once in a sum, it stays.
+    const F32Vec weight =
+        hn::IfThenElse(hn::IsNaN(scores[v]), scores[v], hn::Exp(d, hn::Sub(scores[v], hn::Set(d, maximum))));
     const F32Vec sum = hn::MulAdd(LoadF32(query.sums + v * kLanes), hn::Set(d, keep), weight);
     StoreF32(weight, query.weights + v * kLanes);
     StoreF32(sum, query.sums + v * kLanes);

@@ -22,7 +22,6 @@ struct PanelJob {
   std::int64_t y_stride = 0;
   bool swiglu = false;
   const float* bias = nullptr;  // [N], or nullptr; not with swiglu
-  float clip = 0.0F;            // above 0: results lie in [-clip, clip]; not with swiglu
 };
 
 // Nanoseconds that one thread spends on the job, roughly: for deciding whether to cut it.

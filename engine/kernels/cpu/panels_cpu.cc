@@ -252,7 +252,7 @@ struct Rows {
   }
 };
 
-// Adds the bias, clips and stores `panels` panels of results, real outputs only.
+// Adds the bias and stores `panels` panels of results, real outputs only.
 void FinishPlain(const PanelJob& job, std::int64_t first_row, int rows, std::int64_t panel, int panels,
                  const float* results) {
   const std::int64_t first = panel * kPanel;
@@ -265,9 +265,6 @@ void FinishPlain(const PanelJob& job, std::int64_t first_row, int rows, std::int
       auto value = hn::LoadU(d, from + i);
       if (bias != nullptr) {
         value = hn::Add(value, hn::LoadU(d, bias + i));
-      }
-      if (job.clip > 0) {
-        value = hn::Min(hn::Set(d, job.clip), hn::Max(hn::Set(d, -job.clip), value));
       }
       hn::StoreU(value, d, to + i);
     });

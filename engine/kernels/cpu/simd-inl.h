@@ -63,10 +63,10 @@ HWY_INLINE void ForLanes(std::int64_t n, const Fn& fn) {
   }
 }
 
-// x / (1 + exp(-x))
+// x / (1 + exp(-x)). Exp is right up to 104 only; it is infinite from 89 on.
 template <class D>
 HWY_INLINE hn::Vec<D> Silu(D d, hn::Vec<D> x) {
-  return hn::Div(x, hn::Add(hn::Set(d, 1.0F), hn::Exp(d, hn::Neg(x))));
+  return hn::Div(x, hn::Add(hn::Set(d, 1.0F), hn::Exp(d, hn::Min(hn::Neg(x), hn::Set(d, 100.0F)))));
 }
 
 }  // namespace comoe::kernels::HWY_NAMESPACE

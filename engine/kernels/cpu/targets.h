@@ -17,7 +17,6 @@ decltype(KernelTable::attention) AttentionForTarget(std::int64_t target);
 decltype(KernelTable::moe_gate) MoeGateForTarget(std::int64_t target);
 decltype(KernelTable::expert_ffn) ExpertFfnForTarget(std::int64_t target);
 decltype(KernelTable::moe_combine) MoeCombineForTarget(std::int64_t target);
-decltype(KernelTable::swiglu) SwiGluForTarget(std::int64_t target);
 decltype(KernelTable::add) AddForTarget(std::int64_t target);
 decltype(KernelTable::clamp) ClampForTarget(std::int64_t target);
 

@@ -1,9 +1,8 @@
-#include <algorithm>
 #include <cmath>
 
 #include "engine/base/status_macros.h"
-#include "engine/kernels/validate.h"
 #include "engine/kernels/ref/ref_kernels.h"
+#include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 
@@ -25,7 +24,7 @@ absl::Status MatMulRef(const MatMulArgs& args, device::Stream& stream) {
       if (!args.bias.empty()) {
         sum += args.bias[static_cast<std::size_t>(n)];
       }
-      args.y.f32(t)[n] = args.clip > 0 ? std::clamp(sum, -args.clip, args.clip) : sum;
+      args.y.f32(t)[n] = sum;
     }
   }
   return absl::OkStatus();

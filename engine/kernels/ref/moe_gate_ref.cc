@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "engine/base/status_macros.h"
+#include "engine/kernels/ref/ref_kernels.h"
 #include "engine/kernels/top_k.h"
 #include "engine/kernels/validate.h"
-#include "engine/kernels/ref/ref_kernels.h"
 
 namespace comoe::kernels {
 

@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "engine/base/status_macros.h"
-#include "engine/kernels/validate.h"
 #include "engine/kernels/ref/ref_kernels.h"
+#include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 namespace {

@@ -14,7 +14,6 @@ const KernelTable& RefKernels() {
       .moe_gate = MoeGateRef,
       .expert_ffn = ExpertFfnRef,
       .moe_combine = MoeCombineRef,
-      .swiglu = SwiGluRef,
       .add = AddRef,
       .clamp = ClampRef,
   };

@@ -17,7 +17,6 @@ absl::Status AttentionRef(const AttentionArgs& args, device::Stream& stream);
 absl::Status MoeGateRef(const MoeGateArgs& args, device::Stream& stream);
 absl::Status ExpertFfnRef(const ExpertFfnArgs& args, device::Stream& stream);
 absl::Status MoeCombineRef(const MoeCombineArgs& args, device::Stream& stream);
-absl::Status SwiGluRef(const SwiGluArgs& args, device::Stream& stream);
 absl::Status AddRef(const AddArgs& args, device::Stream& stream);
 absl::Status ClampRef(const ClampArgs& args, device::Stream& stream);
 

@@ -2,8 +2,12 @@
 // is called, must not show.
 #include "engine/kernels/expert_ffn.h"
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
+#include <iterator>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -135,6 +139,109 @@ TEST(ExpertFfnTest, NeighboursDoNotShow) {
     }
   }
 }
+
+// silu(gate) * up, seen through matrices of zeros and ones: an expert whose gate is [1 0], whose up is [0 1]
+// and whose down is [1; 0] takes x = (gates, ups) of F values each to y = (silu(gates) * ups, 0).
+class ActivationTest : public testing::TestWithParam<tensor::DType> {
+ protected:
+  static constexpr std::int64_t kWidth = 40;  // panels of 16: two, and half of one
+
+  ActivationTest() {
+    const std::int64_t hidden = 2 * kWidth;
+    std::vector<float> gate(static_cast<std::size_t>(kWidth * hidden));
+    std::vector<float> up = gate;
+    std::vector<float> down = gate;
+    for (std::int64_t f = 0; f < kWidth; ++f) {
+      gate[static_cast<std::size_t>(f * hidden + f)] = 1.0F;
+      up[static_cast<std::size_t>(f * hidden + kWidth + f)] = 1.0F;
+      down[static_cast<std::size_t>(f * kWidth + f)] = 1.0F;
+    }
+    expert_ = std::make_unique<Expert>(layout_, gate, up, down);
+  }
+
+  // Row r of the result is row r of x, activated.
+  Matrix Run(const KernelTable& table, Matrix& x) {
+    std::vector<std::int32_t> rows(static_cast<std::size_t>(x.rows()));
+    std::iota(rows.begin(), rows.end(), 0);
+    const ExpertRows work = {expert_->view(), rows, 0};
+    Matrix scratch(x.rows(), layout_.gate_up.n / 2);
+    Matrix y(x.rows(), layout_.hidden);
+    EXPECT_TRUE(ExpertFfn(table, {x.view(), {&work, 1}, scratch.view(), y.view()}, *one_).ok());
+    EXPECT_TRUE(y.CanariesLive() && scratch.CanariesLive()) << table.name;
+    return y;
+  }
+
+  static std::vector<KernelTable> AllTables() {
+    std::vector<KernelTable> tables = {RefKernels()};
+    tables.insert(tables.end(), AllCpuKernels().begin(), AllCpuKernels().end());
+    return tables;
+  }
+
+ private:
+  const TestStream one_{1};
+  const tensor::BlobLayout layout_ = tensor::BlobLayout::Make(GetParam(), 2 * kWidth, kWidth);
+  std::unique_ptr<Expert> expert_;
+};
+
+// Against double, 1e-6 relative where nothing is subnormal: gates from -85, where silu is -1e-35, to 85,
+// where it is the identity; by the row and by tiles of rows.
+TEST_P(ActivationTest, IsAccurate) {
+  constexpr std::int64_t kRows = 100;
+  Random random(12);
+  Matrix x(kRows, 2 * kWidth, random);
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    for (std::int64_t f = 0; f < kWidth; ++f) {
+      x.at(r, f) =
+          (static_cast<float>(f * kRows + r) / static_cast<float>(kRows * kWidth - 1) - 0.5F) * 170.0F;
+      float& up = x.at(r, kWidth + f);
+      up += std::copysign(0.5F, up);
+    }
+  }
+  for (const KernelTable& table : AllTables()) {
+    const Matrix y = Run(table, x);
+    double worst = 0;
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t f = 0; f < kWidth; ++f) {
+        const double gate = x.at(r, f);
+        const double exact = gate / (1.0 + std::exp(-gate)) * x.at(r, kWidth + f);
+        const double error = std::fabs(y.at(r, f) - exact) / (std::fabs(exact) + 1e-36);
+        worst = std::isnan(error) ? error : std::max(worst, error);
+        ASSERT_EQ(y.at(r, kWidth + f), 0.0F) << table.name;
+      }
+    }
+    EXPECT_LT(worst, 1e-6) << table.name;
+    for (const std::int64_t r : {0, 57, 99}) {
+      Matrix alone(1, 2 * kWidth);
+      std::copy_n(&x.at(r, 0), 2 * kWidth, &alone.at(0, 0));
+      const Matrix one_row = Run(table, alone);
+      for (std::int64_t c = 0; c < 2 * kWidth; ++c) {
+        ASSERT_TRUE(SameBits(one_row.at(0, c), y.at(r, c))) << table.name << " row " << r;
+      }
+    }
+  }
+}
+
+// Beyond that range exp overflows or vanishes: results are gate * up or next to nothing, never NaN.
+TEST_P(ActivationTest, EndsAreTame) {
+  const float ends[] = {-1e30F, -1e4F,  -1000.0F, -300.0F, -177.0F, -128.0F, -105.0F, -104.0F,
+                        -89.0F, -88.0F, -0.0F,    0.0F,    88.0F,   89.0F,   104.0F,  1e30F};
+  Matrix x(1, 2 * kWidth);
+  for (std::int64_t f = 0; f < kWidth; ++f) {
+    x.at(0, f) = ends[static_cast<std::size_t>(f) % std::size(ends)];
+    x.at(0, kWidth + f) = 2.0F;
+  }
+  for (const KernelTable& table : AllTables()) {
+    const Matrix y = Run(table, x);
+    for (std::int64_t f = 0; f < kWidth; ++f) {
+      const float gate = x.at(0, f);
+      EXPECT_NEAR(y.at(0, f), gate > 0 ? 2.0F * gate : 0.0F, gate > 0 ? 1e-6F * gate : 1e-35F)
+          << table.name << " gate " << gate;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, ActivationTest, testing::ValuesIn(kDTypes),
+                         [](const auto& test) { return std::string(tensor::DTypeName(test.param)); });
 
 TEST(ExpertFfnTest, NothingToDo) {
   const TestStream one(1);

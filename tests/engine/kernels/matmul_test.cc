@@ -28,11 +28,9 @@ struct Case {
   std::int64_t n = 0;
   std::int64_t k = 0;
   bool bias = false;
-  float clip = 0.0F;
 
   std::string ToString() const {
-    return absl::StrCat(std::string(tensor::DTypeName(dtype)), " N=", n, " K=", k, bias ? " bias" : "",
-                        " clip=", clip);
+    return absl::StrCat(std::string(tensor::DTypeName(dtype)), " N=", n, " K=", k, bias ? " bias" : "");
   }
 };
 
@@ -64,14 +62,14 @@ class MatMulTest : public testing::Test {
     std::vector<float> bias(c.bias ? static_cast<std::size_t>(c.n) : 0);
     std::generate(bias.begin(), bias.end(), [&] { return random.Uniform(); });
     Matrix judge(most, c.n);
-    ASSERT_TRUE(MatMul(RefKernels(), {x.view(), w.view(), bias, c.clip, judge.view()}, *one_).ok());
+    ASSERT_TRUE(MatMul(RefKernels(), {x.view(), w.view(), bias, judge.view()}, *one_).ok());
     for (const KernelTable& table : AllCpuKernels()) {
       if (!all_tables && !HasFma(table)) {
         continue;
       }
       for (const std::int64_t m : rows) {
         Matrix y(m, c.n);
-        ASSERT_TRUE(MatMul(table, {x.view().Rows(0, m), w.view(), bias, c.clip, y.view()}, *one_).ok());
+        ASSERT_TRUE(MatMul(table, {x.view().Rows(0, m), w.view(), bias, y.view()}, *one_).ok());
         ASSERT_TRUE(y.CanariesLive()) << table.name << " " << c.ToString() << " M=" << m;
         const std::string difference =
             HasFma(table) ? FirstDifference(y, judge, m) : WorstElement(y, judge, Tolerance{x, w.view()});
@@ -87,7 +85,7 @@ TEST_F(MatMulTest, EveryInputCount) {
   for (const tensor::DType dtype : kDTypes) {
     for (const std::int64_t k : Sweep(40, {48, 63, 64, 96, 256})) {
       for (const std::int64_t n : {1, 16, 17, 40, 96}) {
-        Check({dtype, n, k, n == 17, n == 40 ? 0.5F : 0.0F}, {1, 2, 3, 4, 5, 7, 12, 13, 20}, k % 8 == 1);
+        Check({dtype, n, k, n == 17}, {1, 2, 3, 4, 5, 7, 12, 13, 20}, k % 8 == 1);
       }
     }
   }
@@ -97,7 +95,7 @@ TEST_F(MatMulTest, EveryOutputCount) {
   for (const tensor::DType dtype : kDTypes) {
     for (const std::int64_t n : Sweep(40, {48, 63, 64, 80, 96, 112, 128, 256})) {
       for (const std::int64_t k : {1, 6, 33}) {
-        Check({dtype, n, k, k == 6, k == 33 ? 1.0F : 0.0F}, {1, 2, 3, 4, 6, 11, 14}, n % 8 == 1);
+        Check({dtype, n, k, k == 6}, {1, 2, 3, 4, 6, 11, 14}, n % 8 == 1);
       }
     }
   }
@@ -107,7 +105,7 @@ TEST_F(MatMulTest, EveryRowCount) {
   for (const tensor::DType dtype : kDTypes) {
     for (const std::int64_t n : {1, 48, 130}) {
       for (const std::int64_t k : {7, 48}) {
-        Check({dtype, n, k, false, 0.0F}, Sweep(20, {33, kMostRows}), true);
+        Check({dtype, n, k, false}, Sweep(20, {33, kMostRows}), true);
       }
     }
   }
@@ -116,10 +114,10 @@ TEST_F(MatMulTest, EveryRowCount) {
 // Longer than what is packed at once, more panels than wait on the stack, more than a block in the cache.
 TEST_F(MatMulTest, RunsAndBlocks) {
   for (const tensor::DType dtype : kDTypes) {
-    Check({dtype, 330, 2049, true, 0.0F}, {1, 2, 5, 12, 29}, false);
-    Check({dtype, 24, 6200, false, 0.0F}, {1, 2, 3, 4, 7, 12}, false);
+    Check({dtype, 330, 2049, true}, {1, 2, 5, 12, 29}, false);
+    Check({dtype, 24, 6200, false}, {1, 2, 3, 4, 7, 12}, false);
   }
-  Check({tensor::DType::kF32, 600, 1024, false, 0.0F}, {26}, false);
+  Check({tensor::DType::kF32, 600, 1024, false}, {26}, false);
 }
 
 // The same bits for every number of threads, where the work is large enough to be cut: by panels and by rows.
@@ -135,10 +133,10 @@ TEST_F(MatMulTest, ThreadsDoNotShow) {
       Matrix x(shape.m, shape.k, random);
       const Weight w(dtype, shape.n, shape.k, random);
       Matrix y(shape.m, shape.n);
-      ASSERT_TRUE(MatMul(CpuKernels(), {x.view(), w.view(), {}, 0.0F, y.view()}, *one_).ok());
+      ASSERT_TRUE(MatMul(CpuKernels(), {x.view(), w.view(), {}, y.view()}, *one_).ok());
       for (const TestStream* stream : {&two, &three}) {
         Matrix other(shape.m, shape.n);
-        ASSERT_TRUE(MatMul(CpuKernels(), {x.view(), w.view(), {}, 0.0F, other.view()}, **stream).ok());
+        ASSERT_TRUE(MatMul(CpuKernels(), {x.view(), w.view(), {}, other.view()}, **stream).ok());
         EXPECT_EQ(FirstDifference(y, other, shape.m), "") << "M=" << shape.m << " N=" << shape.n;
         EXPECT_TRUE(other.CanariesLive());
       }
@@ -158,11 +156,10 @@ TEST_F(MatMulTest, NeighboursDoNotShow) {
     const Weight w(dtype, 70, 129, random);
     for (const KernelTable& table : AllCpuKernels()) {
       Matrix all(64, 70);
-      ASSERT_TRUE(MatMul(table, {x.view(), w.view(), {}, 0.0F, all.view()}, *one_).ok());
+      ASSERT_TRUE(MatMul(table, {x.view(), w.view(), {}, all.view()}, *one_).ok());
       for (const std::int64_t r : {0, 2, 4, 17, 39, 41, 63}) {
         Matrix alone(64, 70);
-        ASSERT_TRUE(
-            MatMul(table, {x.view().Rows(r, 1), w.view(), {}, 0.0F, alone.view().Rows(r, 1)}, *one_).ok());
+        ASSERT_TRUE(MatMul(table, {x.view().Rows(r, 1), w.view(), {}, alone.view().Rows(r, 1)}, *one_).ok());
         for (std::int64_t n = 0; n < 70; ++n) {
           ASSERT_TRUE(SameBits(all.at(r, n), alone.at(r, n))) << table.name << " row " << r;
         }
@@ -177,7 +174,7 @@ TEST_F(MatMulTest, ReferenceIsCloseToDouble) {
     Matrix x(3, 301, random);
     const Weight w(dtype, 20, 301, random);
     Matrix y(3, 20);
-    ASSERT_TRUE(MatMul(RefKernels(), {x.view(), w.view(), {}, 0.0F, y.view()}, *one_).ok());
+    ASSERT_TRUE(MatMul(RefKernels(), {x.view(), w.view(), {}, y.view()}, *one_).ok());
     Matrix exact(3, 20);
     for (std::int64_t r = 0; r < 3; ++r) {
       for (std::int64_t n = 0; n < 20; ++n) {
@@ -198,7 +195,7 @@ TEST_F(MatMulTest, NoRows) {
   Matrix x(0, 3);
   Matrix y(0, 5);
   for (const KernelTable& table : AllCpuKernels()) {
-    EXPECT_TRUE(MatMul(table, {x.view(), w.view(), {}, 0.0F, y.view()}, *one_).ok());
+    EXPECT_TRUE(MatMul(table, {x.view(), w.view(), {}, y.view()}, *one_).ok());
   }
 }
 

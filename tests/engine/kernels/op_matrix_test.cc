@@ -1,9 +1,12 @@
 // Every op but the matrix products and attention (matmul_test.cc, expert_ffn_test.cc,
 // paged_attention_test.cc): each CPU table against the reference, over sizes across every remainder of lanes.
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/kernels/ops.h"
@@ -135,53 +138,6 @@ TEST_F(OpMatrixTest, RopeTurns) {
   EXPECT_EQ(x.at(0, 3), 4.0F);
 }
 
-TEST_F(OpMatrixTest, SwiGlu) {
-  for (const std::int64_t width : {16, 32, 48, 96, 768}) {
-    for (const std::int64_t rows : kRows) {
-      Random random(static_cast<std::uint64_t>(width * 100 + rows));
-      Matrix gate_up(rows, 2 * width, random);
-      for (std::int64_t c = 0; rows > 0 && c < 2 * width; ++c) {
-        gate_up.at(0, c) *= 100.0F;  // both ends of the sigmoid
-      }
-      Matrix judge(rows, width);
-      ASSERT_TRUE(SwiGlu(RefKernels(), {gate_up.view(), judge.view()}, *one_).ok());
-      const auto tolerance = [&](std::int64_t r, std::int64_t c) {
-        return 1e-6 * std::fabs(judge.at(r, c)) + 1e-30;
-      };
-      for (const KernelTable& table : AllCpuKernels()) {
-        Matrix y(rows, width);
-        ASSERT_TRUE(SwiGlu(table, {gate_up.view(), y.view()}, *two_).ok());
-        ASSERT_EQ(WorstElement(y, judge, tolerance), "") << table.name << " F=" << width;
-        ASSERT_TRUE(y.CanariesLive());
-      }
-    }
-  }
-}
-
-// silu over its whole range, against double: 1e-6 relative where the result is not subnormal.
-TEST_F(OpMatrixTest, SiluIsAccurate) {
-  constexpr std::int64_t kCount = 4000 / 16 * 16;
-  Matrix gate_up(1, 2 * kCount);
-  const auto gate = [](std::int64_t f) {
-    return (static_cast<float>(f) / static_cast<float>(kCount) - 0.5F) * 170.0F;
-  };
-  for (std::int64_t f = 0; f < kCount; ++f) {
-    gate_up.at(0, f / 16 * 32 + f % 16) = gate(f);
-    gate_up.at(0, f / 16 * 32 + 16 + f % 16) = 1.0F;
-  }
-  for (const KernelTable& table : AllCpuKernels()) {
-    Matrix y(1, kCount);
-    ASSERT_TRUE(SwiGlu(table, {gate_up.view(), y.view()}, *one_).ok());
-    double worst = 0;
-    for (std::int64_t f = 0; f < kCount; ++f) {
-      const double x = gate(f);
-      const double exact = x / (1.0 + std::exp(-x));
-      worst = std::max(worst, std::fabs(y.at(0, f) - exact) / (std::fabs(exact) + 1e-36));
-    }
-    EXPECT_LT(worst, 1e-6) << table.name;
-  }
-}
-
 TEST_F(OpMatrixTest, Add) {
   for (const std::int64_t cols : kCols) {
     for (const std::int64_t rows : kRows) {
@@ -200,24 +156,82 @@ TEST_F(OpMatrixTest, Add) {
   }
 }
 
+// Every kind of value, each at every place of a register over the rows, between random ones.
 TEST_F(OpMatrixTest, Clamp) {
+  using Limits = std::numeric_limits<float>;
+  constexpr float kLimit = 0.25F;
+  const float specials[] = {Limits::quiet_NaN(),
+                            -Limits::quiet_NaN(),
+                            Limits::infinity(),
+                            -Limits::infinity(),
+                            Limits::max(),
+                            Limits::lowest(),
+                            Limits::denorm_min(),
+                            -0.0F,
+                            kLimit,
+                            -kLimit,
+                            0.0F};
+  constexpr std::int64_t kSpecials = std::size(specials);
   for (const std::int64_t cols : kCols) {
     for (const std::int64_t rows : kRows) {
       Random random(static_cast<std::uint64_t>(cols * 100 + rows));
       Matrix start(rows, cols, random);
       for (std::int64_t r = 0; r < rows; ++r) {
-        start.at(r, r % cols) = std::numeric_limits<float>::quiet_NaN();
-        start.at(r, (r + 1) % cols) = std::numeric_limits<float>::infinity();
+        for (std::int64_t c = r % 2; c < cols; c += 2) {
+          start.at(r, c) = specials[(r + c) % kSpecials];
+        }
       }
-      Matrix judge = start;
-      ASSERT_TRUE(Clamp(RefKernels(), {judge.view(), 0.25F}, *one_).ok());
-      for (const KernelTable& table : AllCpuKernels()) {
-        Matrix x = start;
-        ASSERT_TRUE(Clamp(table, {x.view(), 0.25F}, *two_).ok());
-        ASSERT_EQ(FirstDifference(x, judge, rows), "") << table.name << " D=" << cols;
-        ASSERT_TRUE(x.CanariesLive());
+      for (const float limit : {kLimit, Limits::denorm_min(), Limits::infinity()}) {
+        Matrix judge = start;
+        ASSERT_TRUE(Clamp(RefKernels(), {judge.view(), limit}, *one_).ok());
+        for (const KernelTable& table : AllCpuKernels()) {
+          Matrix x = start;
+          ASSERT_TRUE(Clamp(table, {x.view(), limit}, *two_).ok());
+          ASSERT_EQ(FirstDifference(x, judge, rows), "") << table.name << " D=" << cols << " limit " << limit;
+          ASSERT_TRUE(x.CanariesLive());
+        }
       }
     }
+  }
+}
+
+// What the reference itself gives, NaN by its bits.
+TEST_F(OpMatrixTest, ClampLimits) {
+  using Limits = std::numeric_limits<float>;
+  const float nan = Limits::quiet_NaN();
+  const float infinity = Limits::infinity();
+  const float above = std::nextafter(0.5F, 1.0F);
+  const float below = std::nextafter(0.5F, 0.0F);
+  const float tiny = Limits::denorm_min();
+  const std::vector<std::pair<float, float>> cases = {{nan, nan},
+                                                      {-nan, -nan},
+                                                      {infinity, 0.5F},
+                                                      {-infinity, -0.5F},
+                                                      {0.0F, 0.0F},
+                                                      {-0.0F, -0.0F},
+                                                      {0.5F, 0.5F},
+                                                      {-0.5F, -0.5F},
+                                                      {above, 0.5F},
+                                                      {-above, -0.5F},
+                                                      {below, below},
+                                                      {-below, -below},
+                                                      {Limits::max(), 0.5F},
+                                                      {Limits::lowest(), -0.5F},
+                                                      {tiny, tiny},
+                                                      {-tiny, -tiny},
+                                                      {1.0F, 0.5F}};
+  Matrix start(1, static_cast<std::int64_t>(cases.size()));
+  Matrix expected = start;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    start.at(0, static_cast<std::int64_t>(i)) = cases[i].first;
+    expected.at(0, static_cast<std::int64_t>(i)) = cases[i].second;
+  }
+  std::vector<KernelTable> tables = {RefKernels()};
+  tables.insert(tables.end(), AllCpuKernels().begin(), AllCpuKernels().end());
+  for (const KernelTable& table : tables) {
+    Matrix x = start;
+    ASSERT_TRUE(Clamp(table, {x.view(), 0.5F}, *one_).ok());
+    EXPECT_EQ(FirstDifference(x, expected, 1), "") << table.name;
   }
 }
 
@@ -358,14 +372,16 @@ TEST_F(OpMatrixTest, ThreadsDoNotShow) {
   }
   const auto run = [&](const TestStream& stream) {
     Matrix norm = start;
-    Matrix swiglu(700, 512);
+    Matrix clamped = start;
     const KernelTable& t = CpuKernels();
     EXPECT_TRUE(RmsNorm(t, {x.view(), {weight.view().f32(), 1040}, 1e-6F, 1, norm.view()}, *stream).ok());
     EXPECT_TRUE(Rope(t, {norm.view(), 40, cos.view(), sin.view()}, *stream).ok());
     EXPECT_TRUE(Add(t, {x.view(), norm.view()}, *stream).ok());
-    EXPECT_TRUE(SwiGlu(t, {x.view().Cols(8, 1024), swiglu.view()}, *stream).ok());
-    EXPECT_TRUE(
-        MoeCombine(t, {swiglu.view(), source, weights, {}, {}, norm.view().Cols(5, 512)}, *stream).ok());
+    EXPECT_TRUE(Clamp(t, {clamped.view(), 0.5F}, *stream).ok());
+    EXPECT_TRUE(MoeCombine(t,
+                           {clamped.view().Cols(8, 512), source, weights, {}, {}, norm.view().Cols(5, 512)},
+                           *stream)
+                    .ok());
     return norm;
   };
   EXPECT_EQ(FirstDifference(run(one_), run(two_), 700), "");

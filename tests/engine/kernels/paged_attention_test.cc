@@ -300,6 +300,68 @@ TEST(PagedAttentionTest, LaterRowsDoNotShow) {
   }
 }
 
+bool IsNanRow(const Matrix& out, std::int64_t r) {
+  for (std::int64_t c = 0; c < out.cols(); ++c) {
+    if (!std::isnan(out.at(r, c))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A NaN key makes every row that sees it NaN, and no other row: in a step, and one row at a time.
+TEST(PagedAttentionTest, NanKeyShows) {
+  const TestStream one(1);
+  constexpr std::int64_t kLength = 53;
+  for (const std::int64_t heads : {1, 3, 8}) {
+    for (const std::int64_t window : {0, 1, 20}) {
+      for (const std::int64_t dim : {5, 32, 258}) {
+        const Shape shape = {heads, 1, dim, window};
+        for (const std::int64_t bad : {0, 7, 15, 16, 33, 52}) {
+          for (const KernelTable* table : AllTables()) {
+            History history(shape, kLength, 6);
+            const Matrix clean = history.Run(*table, one, {kLength});
+            history.keys().at(bad, dim / 2) = std::numeric_limits<float>::quiet_NaN();
+            for (const auto& chunks :
+                 {std::vector<std::int64_t>{kLength}, std::vector<std::int64_t>(kLength, 1)}) {
+              const Matrix out = history.Run(*table, one, chunks);
+              for (std::int64_t r = 0; r < kLength; ++r) {
+                const bool sees = r >= bad && (window == 0 || r - bad < window);
+                ASSERT_EQ(IsNanRow(out, r), sees)
+                    << table->name << " " << shape.ToString() << " key " << bad << " row " << r;
+                for (std::int64_t c = 0; !sees && c < out.cols(); ++c) {
+                  ASSERT_TRUE(SameBits(out.at(r, c), clean.at(r, c))) << table->name << " row " << r;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// A NaN in a query makes that head of that row NaN, and nothing else.
+TEST(PagedAttentionTest, NanQueryShows) {
+  const TestStream one(1);
+  constexpr std::int64_t kDim = 24;
+  for (const KernelTable* table : AllTables()) {
+    for (const std::int64_t bad : {0, 9, 31}) {
+      History history({4, 2, kDim, 0}, 32, 6);
+      const Matrix clean = history.Run(*table, one, {32});
+      history.queries().at(bad, 2 * kDim + 3) = std::numeric_limits<float>::quiet_NaN();
+      const Matrix out = history.Run(*table, one, {32});
+      for (std::int64_t r = 0; r < 32; ++r) {
+        for (std::int64_t c = 0; c < out.cols(); ++c) {
+          const bool spoilt = r == bad && c / kDim == 2;
+          ASSERT_TRUE(spoilt ? std::isnan(out.at(r, c)) : SameBits(out.at(r, c), clean.at(r, c)))
+              << table->name << " [" << r << ", " << c << "]";
+        }
+      }
+    }
+  }
+}
+
 // Scores far apart: the maximum moves in steps that underflow exp.
 TEST(PagedAttentionTest, LargeScores) {
   const TestStream one(1);

@@ -111,13 +111,18 @@ inline AlignedBytes AllocateAligned(std::size_t bytes) {
   return AlignedBytes(static_cast<std::byte*>(std::aligned_alloc(tensor::kWeightAlignment, rounded)));
 }
 
-// Random row-major [n, k] in `dtype`.
-inline std::vector<std::byte> RandomWeights(tensor::DType dtype, std::int64_t n, std::int64_t k,
-                                            Random& random) {
+inline std::vector<float> RandomValues(std::int64_t count, Random& random) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::generate(values.begin(), values.end(), [&] { return random.Uniform(); });
+  return values;
+}
+
+// The values in `dtype`, rounded to it.
+inline std::vector<std::byte> Encode(tensor::DType dtype, const std::vector<float>& values) {
   const std::size_t width = tensor::DTypeBytes(dtype);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(n * k) * width);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(n * k); ++i) {
-    const float value = random.Uniform();
+  std::vector<std::byte> bytes(values.size() * width);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float value = values[i];
     if (dtype == tensor::DType::kF32) {
       std::memcpy(&bytes[i * width], &value, width);
     } else {
@@ -134,7 +139,7 @@ class Weight {
  public:
   Weight(tensor::DType dtype, std::int64_t n, std::int64_t k, Random& random)
       : layout_{dtype, n, k}, data_(AllocateAligned(layout_.bytes())) {
-    tensor::PackPanels(layout_, RandomWeights(dtype, n, k, random).data(), data_.get(), 0, 1);
+    tensor::PackPanels(layout_, Encode(dtype, RandomValues(n * k, random)).data(), data_.get(), 0, 1);
   }
   tensor::PackedMatrixView view() const { return {data_.get(), layout_}; }
 
@@ -143,21 +148,26 @@ class Weight {
   AlignedBytes data_;
 };
 
-// An expert's blob with random content.
+// An expert's blob, with random or with given content.
 class Expert {
  public:
-  Expert(const tensor::BlobLayout& layout, Random& random)
+  // gate, up: [F, D]; down: [D, F]. `layout` must live as long as the expert.
+  Expert(const tensor::BlobLayout& layout, const std::vector<float>& gate, const std::vector<float>& up,
+         const std::vector<float>& down)
       : layout_(layout), data_(AllocateAligned(layout.bytes)) {
     const tensor::DType dtype = layout.down.dtype;
     const tensor::MatrixLayout half = {dtype, layout.intermediate, layout.hidden};
     std::memset(data_.get(), 0, layout.bytes);
     std::byte* gate_up = data_.get() + layout.gate_up_offset;
-    for (const std::int64_t first : {0, 1}) {
-      tensor::PackPanels(half, RandomWeights(dtype, half.n, half.k, random).data(), gate_up, first, 2);
-    }
-    tensor::PackPanels(layout.down, RandomWeights(dtype, layout.down.n, layout.down.k, random).data(),
-                       data_.get() + layout.down_offset, 0, 1);
+    tensor::PackPanels(half, Encode(dtype, gate).data(), gate_up, 0, 2);
+    tensor::PackPanels(half, Encode(dtype, up).data(), gate_up, 1, 2);
+    tensor::PackPanels(layout.down, Encode(dtype, down).data(), data_.get() + layout.down_offset, 0, 1);
   }
+  // Braces, so that the draws have an order.
+  Expert(const tensor::BlobLayout& layout, Random& random)
+      : Expert{layout, RandomValues(layout.intermediate * layout.hidden, random),
+               RandomValues(layout.intermediate * layout.hidden, random),
+               RandomValues(layout.intermediate * layout.hidden, random)} {}
   tensor::ExpertView view() const { return {data_.get(), &layout_}; }
 
  private:

@@ -1,4 +1,5 @@
 // Every op refuses arguments that do not fit, by name, before its kernel runs.
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -59,13 +60,25 @@ TEST_F(ValidationTest, Matrices) {
 }
 
 TEST_F(ValidationTest, Clamp) {
-  ExpectRefused(Clamp(none_, {m34_.view(), 0.0F}, *stream_), "Clamp", "");
-  ExpectRefused(Clamp(none_, {m34_.view(), std::numeric_limits<float>::quiet_NaN()}, *stream_), "Clamp", "");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float limit : {0.0F, -0.0F, -1.0F, -infinity, nan, -nan}) {
+    ExpectRefused(Clamp(none_, {m34_.view(), limit}, *stream_), "Clamp", "not above 0");
+  }
+  ClampArgs args{m34_.view(), 1.0F};
+  args.x.dtype = tensor::DType::kF16;
+  ExpectRefused(Clamp(none_, args, *stream_), "Clamp", "x is F16, not F32");
+  args = {m34_.view(), 1.0F};
+  args.x.row_stride = 3;
+  ExpectRefused(Clamp(none_, args, *stream_), "Clamp", "x has rows of 4 at a stride of 3");
+  args = {m34_.view(), 1.0F};
+  args.x.data = nullptr;
+  ExpectRefused(Clamp(none_, args, *stream_), "Clamp", "x has no data");
 }
 
 TEST_F(ValidationTest, Weights) {
   const Weight w(tensor::DType::kBf16, 5, 4, random_);
-  MatMulArgs args{m34_.view(), w.view(), {}, 0.0F, m35_.view()};
+  MatMulArgs args{m34_.view(), w.view(), {}, m35_.view()};
   args.w.data += 2;
   ExpectRefused(MatMul(none_, args, *stream_), "MatMul", "w is not aligned");
   args.w.data = nullptr;
@@ -78,11 +91,11 @@ TEST_F(ValidationTest, Weights) {
 TEST_F(ValidationTest, MatMul) {
   const Weight w(tensor::DType::kBf16, 5, 4, random_);
   const std::vector<float> bias(4);
-  ExpectRefused(MatMul(none_, {m34_.view(), w.view(), bias, 0.0F, m35_.view()}, *stream_), "MatMul",
+  ExpectRefused(MatMul(none_, {m34_.view(), w.view(), bias, m35_.view()}, *stream_), "MatMul",
                 "bias has 4 values, not 5");
-  ExpectRefused(MatMul(none_, {m35_.view(), w.view(), {}, 0.0F, m35_.view()}, *stream_), "MatMul",
+  ExpectRefused(MatMul(none_, {m35_.view(), w.view(), {}, m35_.view()}, *stream_), "MatMul",
                 "x is [3, 5], not [3, 4]");
-  ExpectRefused(MatMul(none_, {m44_.view(), w.view(), {}, 0.0F, m35_.view()}, *stream_), "MatMul",
+  ExpectRefused(MatMul(none_, {m44_.view(), w.view(), {}, m35_.view()}, *stream_), "MatMul",
                 "y is [3, 5], not [4, 5]");
 }
 
@@ -211,12 +224,6 @@ TEST_F(ValidationTest, MoeCombine) {
   source[4] = 4;
   ExpectRefused(MoeCombine(none_, {m44_.view(), source, weights, {}, {}, out.view()}, *stream_), "MoeCombine",
                 "row 4 of y's 4");
-}
-
-TEST_F(ValidationTest, SwiGlu) {
-  ExpectRefused(SwiGlu(none_, {m34_.view(), m35_.view()}, *stream_), "SwiGlu", "not whole panels");
-  Matrix y(3, 16);
-  ExpectRefused(SwiGlu(none_, {m34_.view(), y.view()}, *stream_), "SwiGlu", "gate_up is [3, 4], not [3, 32]");
 }
 
 // Host kernels run where host memory is the device's: inline on an emulated device, not at all on a CUDA

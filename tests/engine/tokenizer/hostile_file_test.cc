@@ -113,18 +113,20 @@ const std::vector<Case>& Cases() {
        },
        "added_tokens[0]: the field \"single_word\" is missing"},
       {"added token with a vocabulary token's id",
-       [](Json& j) { j["added_tokens"] = {AddedTokenJson(0, "x")}; },
+       [](Json& j) { j["added_tokens"] = Json::array({AddedTokenJson(0, "x")}); },
        "added_tokens[0]: id is 0, but the next id behind model.vocab is 5"},
-      {"added token with another id", [](Json& j) { j["added_tokens"] = {AddedTokenJson(5, "a")}; },
+      {"added token with another id",
+       [](Json& j) { j["added_tokens"] = Json::array({AddedTokenJson(5, "a")}); },
        "added_tokens[0]: id is 5, but in model.vocab the token has 0"},
-      {"added token id out of range", [](Json& j) { j["added_tokens"] = {AddedTokenJson(1 << 30, "x")}; },
+      {"added token id out of range",
+       [](Json& j) { j["added_tokens"] = Json::array({AddedTokenJson(1 << 30, "x")}); },
        "added_tokens[0].id: 1073741824 is not between"},
       {"added token twice",
        [](Json& j) {
-         j["added_tokens"] = {AddedTokenJson(5, "x"), AddedTokenJson(6, "x")};
+         j["added_tokens"] = Json::array({AddedTokenJson(5, "x"), AddedTokenJson(6, "x")});
        },
        "added_tokens[1]: content is also that of an earlier"},
-      {"empty added token", [](Json& j) { j["added_tokens"] = {AddedTokenJson(5, "")}; },
+      {"empty added token", [](Json& j) { j["added_tokens"] = Json::array({AddedTokenJson(5, "")}); },
        "added_tokens[0]: content has 0"},
       {"normalizer",
        [](Json& j) {

@@ -99,10 +99,12 @@ TEST(PostProcessorTest, PutsSpecialTokensAround) {
   EXPECT_EQ(encode(false), (Ids{4}));
 }
 
-TEST(TokenizerTest, RefusesTextThatIsNotUtf8) {
+TEST(TokenizerTest, RefusesTextThatIsNotUtf8OrTooLong) {
   const std::unique_ptr<Tokenizer> tokenizer = Make(SmallTokenizer());
   EXPECT_EQ(tokenizer->Encode("a\xFF", true).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(tokenizer->Encode("\xED\xA0\x80", true).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(tokenizer->Encode(std::string(kMaxEncodeBytes + 1, 'a'), true).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(*tokenizer->Encode("", true), Ids{});
   EXPECT_EQ(*tokenizer->Encode(std::string("a\0b", 3), true), (Ids{3}));
 }

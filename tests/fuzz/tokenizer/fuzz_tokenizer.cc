@@ -1,7 +1,7 @@
-// The first line of the input is a text, the rest a tokenizer.json (so seeds stay readable). What loads must encode
-// and decode without a crash, and a stream must give what a whole decoding gives.
+// The first line of the input is a text, the rest a tokenizer.json (so seeds stay readable). What loads must
+// encode and decode without a crash, and a stream must give what a whole decoding gives.
 //
-//   fuzz_tokenizer -max_len=8192 tests/fuzz/tokenizer/corpus
+//   fuzz_tokenizer -max_len=8192 -dict=tests/fuzz/tokenizer/tokenizer.dict tests/fuzz/tokenizer/corpus
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
