@@ -106,8 +106,9 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   service->scheduler = batching::MakeScheduler(engine, options.server.scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
   service->model = backend.model.name;
-  base::Logf(base::LogLevel::kInfo, "serve", "%s; experts %s, other weights %s, room for %d tokens a sequence",
-             backend.device, base::FormatBytes(backend.model.all_expert_bytes),
+  base::Logf(base::LogLevel::kInfo, "serve",
+             "%s; experts %s, other weights %s, room for %d tokens a sequence", backend.device,
+             base::FormatBytes(backend.model.all_expert_bytes),
              base::FormatBytes(backend.model.resident_bytes), backend.max_positions);
   return service->server->Serve(std::move(backend));
 }

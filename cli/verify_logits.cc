@@ -107,8 +107,8 @@ absl::StatusOr<std::vector<Check>> VerifyLogits(const VerifyContext& context) {
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     COMOE_ASSIGN_OR_RETURN(const Deviation deviation,
                            CompareLogits(context, prompts[i], *golden, absl::StrCat("logits.", i)));
-    // NaN is worse than anything.
-    if (!(deviation.relative() <= worst)) {
+    // NaN is worse than anything, and stays.
+    if (!std::isnan(worst) && !(deviation.relative() <= worst)) {
       worst = deviation.relative();
       worst_prompt = i;
     }

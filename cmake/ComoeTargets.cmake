@@ -2,14 +2,6 @@
 # allowed arrows (tools/check_layering.py holds the includes to the same list).
 function(comoe_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
-  # WHILE-BUILDING-IN-PARALLEL begin
-  foreach(src IN LISTS ARG_SRCS)
-    if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${src}")
-      message(STATUS "MISSING ${CMAKE_CURRENT_SOURCE_DIR}/${src}")
-      list(REMOVE_ITEM ARG_SRCS ${src})
-    endif()
-  endforeach()
-  # WHILE-BUILDING-IN-PARALLEL end
   if(ARG_SRCS)
     add_library(${name} STATIC ${ARG_SRCS})
     target_include_directories(${name} PUBLIC "${CMAKE_SOURCE_DIR}")

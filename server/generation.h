@@ -137,6 +137,7 @@ class Generation : public batching::RequestObserver,
   void Refuse(const Refusal& refusal) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadMail() ABSL_LOCKS_EXCLUDED(mutex_);
   void CancelInScheduler() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool DeadlinePassed() const;
   void Wake();
 
   // Constant after construction.
