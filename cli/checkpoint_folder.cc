@@ -22,12 +22,15 @@ absl::Status ApplyWiden(const std::string& widen, CheckpointFolder& folder) {
   const std::vector<std::string> parts = absl::StrSplit(widen, ',');
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
-  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &hidden) || !absl::SimpleAtoi(parts[1], &intermediate)) {
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &hidden) ||
+      !absl::SimpleAtoi(parts[1], &intermediate)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--widen is '", widen, "': write HIDDEN,INTERMEDIATE, like 1024,768"));
   }
-  COMOE_ASSIGN_OR_RETURN(checkpoint::ModelConfig wide, checkpoint::WidenConfig(folder.config, hidden, intermediate));
-  COMOE_ASSIGN_OR_RETURN(folder.source, checkpoint::MakeWidenedSource(std::move(folder.source), folder.config, wide));
+  COMOE_ASSIGN_OR_RETURN(checkpoint::ModelConfig wide,
+                         checkpoint::WidenConfig(folder.config, hidden, intermediate));
+  COMOE_ASSIGN_OR_RETURN(folder.source,
+                         checkpoint::MakeWidenedSource(std::move(folder.source), folder.config, wide));
   folder.config = std::move(wide);
   return absl::OkStatus();
 }
@@ -35,11 +38,15 @@ absl::Status ApplyWiden(const std::string& widen, CheckpointFolder& folder) {
 }  // namespace
 
 absl::StatusOr<CheckpointFolder> OpenCheckpoint(const std::string& directory, const std::string& widen) {
+  if (directory.empty()) {
+    return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
+  }
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(directory, error).lexically_normal();
   if (!std::filesystem::is_directory(path, error)) {
-    return absl::NotFoundError(absl::StrCat("there is no checkpoint folder '", directory,
-                                            "': --model wants a folder with config.json and safetensors files"));
+    return absl::NotFoundError(
+        absl::StrCat("there is no checkpoint folder '", directory,
+                     "': --model wants a folder with config.json and safetensors files"));
   }
   CheckpointFolder folder;
   folder.name = path.filename().empty() ? path.parent_path().filename() : path.filename();
@@ -54,8 +61,9 @@ absl::StatusOr<CheckpointFolder> OpenCheckpoint(const std::string& directory, co
   COMOE_ASSIGN_OR_RETURN(folder.source, checkpoint::OpenSafetensors(directory));
   COMOE_ASSIGN_OR_RETURN(folder.tensors, checkpoint::CheckTensors(folder.config, *folder.source));
   if (!folder.tensors.unexpected.empty()) {
-    base::Logf(base::LogLevel::kWarning, "checkpoint", "%s has %d tensors that a %s model does not use, %s for one",
-               directory, folder.tensors.unexpected.size(), folder.config.model_type, folder.tensors.unexpected.front());
+    base::Logf(base::LogLevel::kWarning, "checkpoint",
+               "%s has %d tensors that a %s model does not use, %s for one", directory,
+               folder.tensors.unexpected.size(), folder.config.model_type, folder.tensors.unexpected.front());
   }
   if (!widen.empty()) {
     COMOE_RETURN_IF_ERROR(ApplyWiden(widen, folder));

@@ -1,5 +1,5 @@
-// What every subcommand provides: a function that registers it and its flags. Its work runs in the callback and
-// leaves a status; main prints an error as one line and exits with 1.
+// What every subcommand provides: a function that registers it and its flags. Its work runs in the callback
+// and leaves a status; main prints an error as one line and exits with 1.
 #pragma once
 
 #include "absl/status/status.h"

@@ -60,13 +60,15 @@ absl::Status CheckSupported(const EngineOptions& options) {
         absl::StrCat("--device ", options.device, " is not built into this version; supported: cpu"));
   }
   if (options.policy != "resident") {
-    return absl::UnimplementedError(absl::StrCat(
-        "--policy ", options.policy, " needs a device apart from the host; on the cpu device every expert is computed where it lies: use resident"));
+    return absl::UnimplementedError(absl::StrCat("--policy ", options.policy,
+                                                 " needs a device apart from the host; on the cpu device "
+                                                 "every expert is computed where it lies: use resident"));
   }
-  if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 || !options.pinned_bytes.empty() ||
-      !options.host_lane.empty()) {
+  if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
+      !options.pinned_bytes.empty() || !options.host_lane.empty()) {
     return absl::UnimplementedError(
-        "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes and --host-lane need a device apart from the "
+        "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes and --host-lane need a device apart "
+        "from the "
         "host; the cpu device has no tiers: leave them out");
   }
   if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
@@ -78,7 +80,8 @@ absl::Status CheckSupported(const EngineOptions& options) {
         absl::StrCat("--max-sequences is ", options.max_sequences, ": it lies in [1, 4096]"));
   }
   if (options.threads < 0 || options.threads > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("--threads is ", options.threads, ": it lies in [0, 1024], 0 for all"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads is ", options.threads, ": it lies in [0, 1024], 0 for all"));
   }
   return absl::OkStatus();
 }
@@ -90,28 +93,32 @@ absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const Ch
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options, folder.config, plan, host));
   const std::uint64_t usable = UsableBytes(host);
   if (plan.total_bytes > usable || kv_bytes > usable - plan.total_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "'", options.model, "' does not fit: weights take ", base::FormatBytes(plan.total_bytes), " and KV ",
-        base::FormatBytes(kv_bytes), ", but only ", base::FormatBytes(usable), " of ", base::FormatBytes(host.limit_bytes),
-        " are free here (", host.source, "): free memory, lower --kv-bytes, or serve a smaller model"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("'", options.model, "' does not fit: weights take ", base::FormatBytes(plan.total_bytes),
+                     " and KV ", base::FormatBytes(kv_bytes), ", but only ", base::FormatBytes(usable),
+                     " of ", base::FormatBytes(host.limit_bytes), " are free here (", host.source,
+                     "): free memory, lower --kv-bytes, or serve a smaller model"));
   }
   return kv_bytes;
 }
 
-absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& folder, std::uint64_t kv_bytes, Bundle& bundle) {
+absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& folder, std::uint64_t kv_bytes,
+                       Bundle& bundle) {
   const checkpoint::WeightNames names(folder.config);
   const tensor::DType dtype = folder.tensors.expert_dtype;
   runtime::EngineParts parts;
   parts.info = runtime::DescribeModel(folder.config, folder.generation, dtype, folder.name);
   parts.config = folder.config;
-  COMOE_ASSIGN_OR_RETURN(parts.weights, model::LoadWeights(*folder.source, folder.config, names, *bundle.device_));
+  COMOE_ASSIGN_OR_RETURN(parts.weights,
+                         model::LoadWeights(*folder.source, folder.config, names, *bundle.device_));
   {
     Progress progress(absl::StrCat("loading experts of ", folder.name), options.quiet);
     base::ThreadPool pool(base::UsableCores(), "comoe-load");
-    COMOE_ASSIGN_OR_RETURN(parts.experts,
-                           experts::ResidentExpertCache::Load(
-                               *folder.source, folder.config, names, dtype, *bundle.device_, pool,
-                               [&progress](std::uint64_t done, std::uint64_t total) { progress.UpdateBytes(done, total); }));
+    COMOE_ASSIGN_OR_RETURN(parts.experts, experts::ResidentExpertCache::Load(
+                                              *folder.source, folder.config, names, dtype, *bundle.device_,
+                                              pool, [&progress](std::uint64_t done, std::uint64_t total) {
+                                                progress.UpdateBytes(done, total);
+                                              }));
   }
   parts.kernels = options.kernels == "ref" ? &kernels::RefKernels() : &kernels::CpuKernels();
   parts.device = bundle.device_.get();
@@ -119,15 +126,15 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
   if (options.routing_observer) {
     bundle.director_ = routing::MakeTraceRecorder(
         std::move(bundle.director_),
-        [observer = options.routing_observer](const api::RoutingObservation& seen, absl::Span<const routing::TraceRow>) {
-          observer(seen);
-        });
+        [observer = options.routing_observer](const api::RoutingObservation& seen,
+                                              absl::Span<const routing::TraceRow>) { observer(seen); });
   }
   parts.director = bundle.director_.get();
   parts.max_rows = options.max_batch_tokens;
   parts.max_sequences = options.max_sequences;
   parts.kv_bytes = kv_bytes;
-  bundle.description_ = absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name, ", policy resident");
+  bundle.description_ =
+      absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name, ", policy resident");
   COMOE_ASSIGN_OR_RETURN(bundle.engine_, runtime::MakeEngine(std::move(parts)));
   return absl::OkStatus();
 }
@@ -137,22 +144,31 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
 void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--model", options.model, "checkpoint folder (config.json, *.safetensors, tokenizer.json)");
   app.add_option("--device", options.device, "cpu")->capture_default_str();
-  app.add_option("--policy", options.policy, "how experts are placed and moved: resident")->capture_default_str();
+  app.add_option("--policy", options.policy, "how experts are placed and moved: resident")
+      ->capture_default_str();
   app.add_option("--threads", options.threads, "compute threads, 0 for all that affinity and cgroup allow")
       ->capture_default_str();
   app.add_option("--kernels", options.kernels, "best for this processor, or the reference loops")
       ->check(CLI::IsMember({"best", "ref"}))
       ->capture_default_str();
-  app.add_option("--kv-bytes", options.kv_bytes, "memory for keys and values, like 2GiB (default: a whole context for each sequence)");
-  app.add_option("--expert-cache-fraction", options.expert_cache_fraction, "share of the experts in device slots");
-  app.add_option("--expert-cache-bytes", options.expert_cache_bytes, "the same in bytes");
-  app.add_option("--pinned-bytes", options.pinned_bytes, "page-locked host memory for experts");
-  app.add_option("--host-lane", options.host_lane, "on | off: may the CPU compute missed experts")
+  app.add_option("--kv-bytes", options.kv_bytes,
+                 "memory for keys and values, like 2GiB (default: a whole context for each sequence)");
+  app.add_option("--expert-cache-fraction", options.expert_cache_fraction,
+                 "share of the experts in device slots (needs a device apart from the host)");
+  app.add_option("--expert-cache-bytes", options.expert_cache_bytes,
+                 "the same in bytes (needs a device apart from the host)");
+  app.add_option("--pinned-bytes", options.pinned_bytes,
+                 "page-locked host memory for experts (needs a device apart from the host)");
+  app.add_option("--host-lane", options.host_lane,
+                 "on | off: may the CPU compute missed experts (needs a device apart from the host)")
       ->check(CLI::IsMember({"on", "off"}));
-  app.add_option("--widen", options.widen, "HIDDEN,INTERMEDIATE: embed the model in a larger one while loading");
-  app.add_option("--max-batch-tokens", options.max_batch_tokens, "rows of a step: prompts are cut into chunks of this")
+  app.add_option("--widen", options.widen,
+                 "HIDDEN,INTERMEDIATE: embed the model in a larger one while loading");
+  app.add_option("--max-batch-tokens", options.max_batch_tokens,
+                 "rows of a step: prompts are cut into chunks of this")
       ->capture_default_str();
-  app.add_option("--max-sequences", options.max_sequences, "sequences whose state is kept at once")->capture_default_str();
+  app.add_option("--max-sequences", options.max_sequences, "sequences whose state is kept at once")
+      ->capture_default_str();
   app.add_flag("--quiet", options.quiet, "no progress on stderr");
 }
 
@@ -161,8 +177,9 @@ absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkp
   if (!options.kv_bytes.empty()) {
     return base::ParseBytes(options.kv_bytes);
   }
-  const std::uint64_t whole = base::AlignUp(static_cast<std::uint64_t>(config.context_length), tensor::kKvBlockTokens) *
-                              plan.kv_bytes_per_token * static_cast<std::uint64_t>(options.max_sequences);
+  const std::uint64_t whole =
+      base::AlignUp(static_cast<std::uint64_t>(config.context_length), tensor::kKvBlockTokens) *
+      plan.kv_bytes_per_token * static_cast<std::uint64_t>(options.max_sequences);
   const std::uint64_t usable = UsableBytes(host);
   return std::min(whole, usable > plan.total_bytes ? (usable - plan.total_bytes) / 2 : 0);
 }

@@ -23,8 +23,8 @@ class App;  // CLI11 takes seconds to compile: only who registers flags includes
 namespace comoe::cli {
 
 struct EngineOptions {
-  std::string model;                    // a checkpoint folder
-  std::string device = "cpu";           // cpu | emulated | cuda
+  std::string model;           // a checkpoint folder
+  std::string device = "cpu";  // cpu | emulated | cuda
   std::string policy = "resident";
   int threads = 0;                      // 0: as many as affinity and cgroup allow
   std::string kv_bytes;                 // "": from context and sequences
@@ -36,12 +36,13 @@ struct EngineOptions {
   std::string kernels = "best";         // best | ref
   std::int64_t max_batch_tokens = 512;
   std::int64_t max_sequences = 1;
-  bool quiet = false;                   // no progress lines
+  bool quiet = false;  // no progress lines
   // Hears every layer's routing on the engine thread; not a flag.
   std::function<void(const api::RoutingObservation&)> routing_observer;
 };
 
-// --model --device --policy --threads --kv-bytes --expert-cache-fraction | --expert-cache-bytes --pinned-bytes
+// --model --device --policy --threads --kv-bytes --expert-cache-fraction | --expert-cache-bytes
+// --pinned-bytes
 // --host-lane --widen --kernels --max-batch-tokens --max-sequences --quiet
 void AddEngineFlags(CLI::App& app, EngineOptions& options);
 

@@ -2,10 +2,10 @@
 #include <memory>
 #include <string>
 
+#include "CLI/CLI.hpp"
 #include "cli/command.h"
 #include "cli/json_file.h"
 #include "cli/offline.h"
-#include "CLI/CLI.hpp"
 #include "cli/verify.h"
 #include "engine/base/status_macros.h"
 
@@ -20,7 +20,8 @@ struct EvalOptions {
 
 absl::Status Eval(const EvalOptions& options) {
   COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<EngineBundle> bundle, LoadEngine(options.engine));
-  COMOE_ASSIGN_OR_RETURN(const NllFile file, ReadNllFile(options.ids, bundle->engine().model_info().vocab_size));
+  COMOE_ASSIGN_OR_RETURN(const NllFile file,
+                         ReadNllFile(options.ids, bundle->engine().model_info().vocab_size));
   OfflineSequence sequence(bundle->engine());
   std::int64_t tokens = 0;
   COMOE_ASSIGN_OR_RETURN(

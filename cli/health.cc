@@ -35,8 +35,11 @@ absl::Status Check(const HealthOptions& options) {
   health::HealthCheckResponse response;
   const ::grpc::Status status = stub->Check(&context, request, &response);
   if (!status.ok()) {
-    return absl::UnavailableError(
-        absl::StrCat("no answer from ", options.server, ": ", status.error_message()));
+    if (status.error_code() == ::grpc::StatusCode::NOT_FOUND) {
+      return absl::NotFoundError(absl::StrCat(options.server, " has no service '", options.service, "'"));
+    }
+    return absl::UnavailableError(absl::StrCat("no answer from ", options.server, ": ",
+                                               status.error_message(), " (is a comoe serve running there?)"));
   }
   const std::string& name = health::HealthCheckResponse::ServingStatus_Name(response.status());
   if (response.status() != health::HealthCheckResponse::SERVING) {

@@ -42,44 +42,56 @@ std::vector<Part> PartsOf(const checkpoint::MemoryPlan& plan, std::uint64_t kv_b
           {"keys and values", kv_bytes}};
 }
 
-std::string Count(std::uint64_t parameters) {
-  const auto value = static_cast<double>(parameters);
-  return value < 1e6 ? absl::StrFormat("%.1f K", value * 1e-3)
-                     : value < 1e9 ? absl::StrFormat("%.1f M", value * 1e-6) : absl::StrFormat("%.1f B", value * 1e-9);
+std::uint64_t Sum(const std::vector<Part>& parts) {
+  std::uint64_t sum = 0;
+  for (const Part& part : parts) {
+    sum += part.bytes;
+  }
+  return sum;
 }
 
-void PrintText(const CheckpointFolder& folder, const checkpoint::MemoryPlan& plan, const std::vector<Part>& parts,
-               const base::HostMemory& host) {
+std::string Count(std::uint64_t parameters) {
+  const auto value = static_cast<double>(parameters);
+  return value < 1e6   ? absl::StrFormat("%.1f K", value * 1e-3)
+         : value < 1e9 ? absl::StrFormat("%.1f M", value * 1e-6)
+                       : absl::StrFormat("%.1f B", value * 1e-9);
+}
+
+void PrintText(const CheckpointFolder& folder, const checkpoint::MemoryPlan& plan,
+               const std::vector<Part>& parts, const base::HostMemory& host) {
   const checkpoint::ModelConfig& c = folder.config;
   const auto line = [](const std::string& name, const std::string& value) {
     std::printf("%-24s %s\n", name.c_str(), value.c_str());
   };
-  line("model", absl::StrCat(folder.name, " (", c.model_type, ", ", tensor::DTypeName(folder.tensors.expert_dtype), ")"));
-  line("parameters", absl::StrCat(Count(plan.total_parameters), ", of which a token uses ", Count(plan.active_parameters)));
+  line("model", absl::StrCat(folder.name, " (", c.model_type, ", ",
+                             tensor::DTypeName(folder.tensors.expert_dtype), ")"));
+  line("parameters",
+       absl::StrCat(Count(plan.total_parameters), ", of which a token uses ", Count(plan.active_parameters)));
   line("layers", absl::StrCat(c.num_layers(), ", ", plan.num_sparse_layers, " of them with experts"));
   line("experts", absl::StrCat(c.num_experts, " a layer, ", c.experts_per_token, " a token, ",
                                Count(plan.expert_parameters), " parameters each"));
-  line("hidden, heads", absl::StrCat(c.hidden, ", ", c.num_heads, " of ", c.head_dim, " (", c.num_kv_heads, " KV)"));
+  line("hidden, heads",
+       absl::StrCat(c.hidden, ", ", c.num_heads, " of ", c.head_dim, " (", c.num_kv_heads, " KV)"));
   line("context, vocabulary", absl::StrCat(c.context_length, ", ", c.vocab_size));
   line("bytes of one expert", base::FormatBytes(plan.expert_bytes));
-  line("bytes a token reads", absl::StrCat(base::FormatBytes(plan.experts_per_token_bytes), " of experts, ",
-                                           base::FormatBytes(plan.resident_bytes - plan.embedding_bytes), " resident"));
+  line("bytes a token reads",
+       absl::StrCat(base::FormatBytes(plan.experts_per_token_bytes), " of experts, ",
+                    base::FormatBytes(plan.resident_bytes - plan.embedding_bytes), " resident"));
   line("KV of one token", base::FormatBytes(plan.kv_bytes_per_token));
   std::printf("\n%-24s %12s  %s\n", "part", "bytes", "place (device cpu)");
-  std::uint64_t sum = 0;
+  const std::uint64_t sum = Sum(parts);
   for (const Part& part : parts) {
     if (part.bytes > 0) {
       std::printf("%-24s %12s  host memory\n", part.name.c_str(), base::FormatBytes(part.bytes).c_str());
     }
-    sum += part.bytes;
   }
   std::printf("%-24s %12s  of %s available here (%s)%s\n", "sum", base::FormatBytes(sum).c_str(),
               base::FormatBytes(host.available_bytes).c_str(), host.source.c_str(),
               sum > host.available_bytes ? ": does NOT fit" : "");
 }
 
-void PrintJson(const CheckpointFolder& folder, const checkpoint::MemoryPlan& plan, const std::vector<Part>& parts,
-               const base::HostMemory& host) {
+void PrintJson(const CheckpointFolder& folder, const checkpoint::MemoryPlan& plan,
+               const std::vector<Part>& parts, const base::HostMemory& host) {
   const checkpoint::ModelConfig& c = folder.config;
   nlohmann::json out = {{"name", folder.name},
                         {"architecture", c.model_type},
@@ -100,6 +112,7 @@ void PrintJson(const CheckpointFolder& folder, const checkpoint::MemoryPlan& pla
                         {"resident_bytes", plan.resident_bytes},
                         {"kv_bytes_per_token", plan.kv_bytes_per_token},
                         {"available_bytes", host.available_bytes},
+                        {"fits", Sum(parts) <= host.available_bytes},
                         {"parts", nlohmann::json::array()}};
   for (const Part& part : parts) {
     out["parts"].push_back({{"name", part.name}, {"bytes", part.bytes}, {"place", "host"}});
@@ -108,7 +121,8 @@ void PrintJson(const CheckpointFolder& folder, const checkpoint::MemoryPlan& pla
 }
 
 absl::Status Inspect(const InspectOptions& options) {
-  COMOE_ASSIGN_OR_RETURN(const CheckpointFolder folder, OpenCheckpoint(options.engine.model, options.engine.widen));
+  COMOE_ASSIGN_OR_RETURN(const CheckpointFolder folder,
+                         OpenCheckpoint(options.engine.model, options.engine.widen));
   const base::HostMemory host = base::ReadHostMemory();
   const checkpoint::MemoryPlan plan = checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype);
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options.engine, folder.config, plan, host));
@@ -126,6 +140,7 @@ absl::Status Inspect(const InspectOptions& options) {
 void AddInspectCommand(CLI::App& app, absl::Status& result) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* command = app.add_subcommand("inspect", "facts of a checkpoint, and where its parts would lie");
+  command->add_option("DIR", options->engine.model, "the checkpoint folder, as --model");
   AddEngineFlags(*command, options->engine);
   command->add_flag("--json", options->json, "print JSON");
   command->callback([options, &result] { result = Inspect(*options); });

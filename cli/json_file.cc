@@ -24,8 +24,8 @@ absl::StatusOr<std::vector<base::TokenId>> TokenIds(const nlohmann::json& value,
   std::vector<base::TokenId> ids;
   for (const nlohmann::json& item : value) {
     if (!item.is_number_integer() || item < 0 || item >= vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, "[", ids.size(), "] is ", item.dump(), ", not a token id in [0, ", vocab_size, ")"));
+      return absl::InvalidArgumentError(absl::StrCat(where, "[", ids.size(), "] is ", item.dump(),
+                                                     ", not a token id in [0, ", vocab_size, ")"));
     }
     ids.push_back(item.get<base::TokenId>());
   }

@@ -1,4 +1,5 @@
-// JSON documents that people hand to the program: parsed without exceptions, fields fetched with a clear error.
+// JSON documents that people hand to the program: parsed without exceptions, fields fetched with a clear
+// error.
 #pragma once
 
 #include <cstdint>

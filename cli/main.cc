@@ -19,10 +19,25 @@ int main(int argc, char** argv) {
   comoe::cli::AddEvalCommand(app, result);
   comoe::cli::AddWidenCommand(app, result);
   comoe::cli::AddHealthCommand(app, result);
+  constexpr int kUsageError = 2;
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first == "help") {
+    std::printf("%s", app.help().c_str());
+    return 0;
+  }
+  if (!first.empty() && first[0] != '-' &&
+      app.get_subcommands([&first](const CLI::App* command) { return command->get_name() == first; })
+          .empty()) {
+    std::fprintf(stderr, "comoe: there is no subcommand '%s'; `comoe --help` lists them\n", first.c_str());
+    return kUsageError;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  }
+  if (result.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    result = absl::DataLossError("the output could not be written (is the disk full?)");
   }
   if (!result.ok()) {
     std::fprintf(stderr, "comoe: %s\n", std::string(result.message()).c_str());

@@ -25,11 +25,13 @@ OfflineSequence::OfflineSequence(api::Engine& engine) : engine_(engine) {
   }
 }
 
-absl::StatusOr<api::SpanResult> OfflineSequence::Run(absl::Span<const base::TokenId> tokens, api::LogitsMode mode,
-                                                     bool return_logits, const api::SamplingParams* sampling) {
+absl::StatusOr<api::SpanResult> OfflineSequence::Run(absl::Span<const base::TokenId> tokens,
+                                                     api::LogitsMode mode, bool return_logits,
+                                                     const api::SamplingParams* sampling) {
   if (position_ + static_cast<std::int64_t>(tokens.size()) > engine_.capacity().max_positions) {
-    return absl::OutOfRangeError(absl::StrCat("position ", position_ + static_cast<std::int64_t>(tokens.size()),
-                                              " is beyond the ", engine_.capacity().max_positions, " that fit"));
+    return absl::OutOfRangeError(
+        absl::StrCat("position ", position_ + static_cast<std::int64_t>(tokens.size()), " is beyond the ",
+                     engine_.capacity().max_positions, " that fit"));
   }
   api::StepPlan plan;
   plan.step = {next_step_++};
@@ -63,7 +65,8 @@ absl::Status OfflineSequence::AppendWithLogits(absl::Span<const base::TokenId> t
     const std::int64_t first = position_;
     COMOE_ASSIGN_OR_RETURN(const api::SpanResult result, Run(part, api::LogitsMode::kAll, true, nullptr));
     for (std::size_t i = 0; i < part.size(); ++i) {
-      sink(first + static_cast<std::int64_t>(i), absl::MakeConstSpan(result.logits).subspan(i * vocab, vocab));
+      sink(first + static_cast<std::int64_t>(i),
+           absl::MakeConstSpan(result.logits).subspan(i * vocab, vocab));
     }
   }
   return absl::OkStatus();

@@ -27,11 +27,12 @@ class OfflineSequence {
   using LogitsSink = absl::FunctionRef<void(std::int64_t position, absl::Span<const float> logits)>;
   absl::Status AppendWithLogits(absl::Span<const base::TokenId> tokens, LogitsSink sink);
   // The same, and draws the token that follows the last.
-  absl::StatusOr<api::SpanResult> AppendAndSample(absl::Span<const base::TokenId> tokens, const api::SamplingParams& sampling);
+  absl::StatusOr<api::SpanResult> AppendAndSample(absl::Span<const base::TokenId> tokens,
+                                                  const api::SamplingParams& sampling);
 
  private:
-  absl::StatusOr<api::SpanResult> Run(absl::Span<const base::TokenId> tokens, api::LogitsMode mode, bool return_logits,
-                                      const api::SamplingParams* sampling);
+  absl::StatusOr<api::SpanResult> Run(absl::Span<const base::TokenId> tokens, api::LogitsMode mode,
+                                      bool return_logits, const api::SamplingParams* sampling);
 
   api::Engine& engine_;
   std::vector<api::GroupState> groups_;

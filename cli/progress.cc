@@ -56,7 +56,8 @@ void Progress::Update(std::uint64_t done, std::uint64_t total, absl::string_view
 }
 
 void Progress::UpdateBytes(std::uint64_t done, std::uint64_t total) {
-  Show(absl::StrCat(base::FormatBytes(done), " of ", base::FormatBytes(total), Percent(done, total)), done >= total);
+  Show(absl::StrCat(base::FormatBytes(done), " of ", base::FormatBytes(total), Percent(done, total)),
+       done >= total);
 }
 
 }  // namespace comoe::cli

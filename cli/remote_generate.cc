@@ -61,7 +61,10 @@ absl::Status RemoteGenerate(absl::string_view address, const RemoteGenerateOptio
   const grpc::Status status = reader->Finish();
   if (!status.ok()) {
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                        absl::StrCat(address, ": ", status.error_message()));
+                        absl::StrCat(address, ": ", status.error_message(),
+                                     status.error_code() == grpc::StatusCode::UNAVAILABLE
+                                         ? " (is a comoe serve running there, and done loading?)"
+                                         : ""));
   }
   return Write("\n", out) ? absl::OkStatus() : absl::UnavailableError("the text cannot be written");
 }

@@ -136,6 +136,10 @@ absl::Status Serve(ServeOptions options) {
   options.server.drain_timeout = absl::Seconds(options.drain_timeout_s);
   options.server.limits.stream_stall_timeout = absl::Seconds(options.stream_stall_timeout_s);
   COMOE_RETURN_IF_ERROR(SetLogLevelByName(options.log_level));
+  COMOE_RETURN_IF_ERROR(server::ValidateServerConfig(options.server));
+  if (options.engine.model.empty()) {
+    return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
+  }
   RouteGrpcLog();
   COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<StopSignals> signals, StopSignals::Take());
 

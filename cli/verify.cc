@@ -18,6 +18,7 @@ namespace {
 
 struct VerifyOptions {
   EngineOptions engine;
+  std::string directory;  // the positional spelling of --model
   std::int64_t trace_sequences = 0;
   bool json = false;
 };
@@ -62,7 +63,9 @@ absl::Status VerifyModel(const VerifyOptions& options, bool has_logits, std::vec
   const std::string& directory = options.engine.model;
   EngineOptions engine_options = options.engine;
   RoutingLog log;
-  engine_options.routing_observer = [&log](const api::RoutingObservation& observation) { log.Observe(observation); };
+  engine_options.routing_observer = [&log](const api::RoutingObservation& observation) {
+    log.Observe(observation);
+  };
   COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<EngineBundle> bundle, LoadEngine(engine_options));
   OfflineSequence sequence(bundle->engine());
   const VerifyContext context{directory, sequence, bundle->engine(), options.engine.quiet};
@@ -99,11 +102,15 @@ absl::Status Verify(const VerifyOptions& options) {
   if (tokenizer_cases) {
     COMOE_RETURN_IF_ERROR(VerifyTokenizer(directory, checks));
   }
-  if (Exists(directory + "/config.json")) {
+  const bool has_references = (has_golden && !tokenizer_cases) || Exists(directory + "/golden_greedy.json") ||
+                              Exists(directory + "/golden_nll.json") ||
+                              Exists(directory + "/routing_trace.npz");
+  if (has_references && Exists(directory + "/config.json")) {
     COMOE_RETURN_IF_ERROR(VerifyModel(options, has_golden && !tokenizer_cases, checks));
   }
   if (checks.empty()) {
-    return absl::NotFoundError(absl::StrCat("'", directory, "' holds no references: expected golden.json, "
+    return absl::NotFoundError(absl::StrCat("'", directory,
+                                            "' holds no references: expected golden.json, "
                                             "golden_greedy.json, golden_nll.json or routing_trace.npz"));
   }
   Print(checks, options.json, directory);
@@ -112,9 +119,28 @@ absl::Status Verify(const VerifyOptions& options) {
     failed += check.passed ? 0 : 1;
   }
   if (failed > 0) {
-    return absl::FailedPreconditionError(absl::StrCat(failed, " of ", checks.size(), " checks failed for '", directory, "'"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(failed, " of ", checks.size(), " checks failed for '", directory, "'"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckAndVerify(VerifyOptions& options) {
+  if (!options.directory.empty() && !options.engine.model.empty()) {
+    return absl::InvalidArgumentError("DIR and --model are two spellings of one thing: give one of them");
+  }
+  if (options.engine.model.empty()) {
+    options.engine.model = options.directory;
+  }
+  if (options.engine.model.empty()) {
+    return absl::InvalidArgumentError(
+        "what shall be verified? Name a folder with a model or tokenizer and its references");
+  }
+  std::error_code error;
+  if (!std::filesystem::is_directory(options.engine.model, error)) {
+    return absl::NotFoundError(absl::StrCat("there is no folder '", options.engine.model, "'"));
+  }
+  return Verify(options);
 }
 
 }  // namespace
@@ -122,12 +148,14 @@ absl::Status Verify(const VerifyOptions& options) {
 void AddVerifyCommand(CLI::App& app, absl::Status& result) {
   auto options = std::make_shared<VerifyOptions>();
   CLI::App* command = app.add_subcommand("verify", "check a model against the references in its folder");
-  command->add_option("DIR", options->engine.model, "folder with the model or tokenizer and its references");
+  command->add_option("DIR", options->directory, "folder with the model or tokenizer and its references");
   AddEngineFlags(*command, options->engine);
-  command->add_option("--trace-sequences", options->trace_sequences, "sequences of routing_trace.npz to run, 0 for all")
+  command
+      ->add_option("--trace-sequences", options->trace_sequences,
+                   "sequences of routing_trace.npz to run, 0 for all")
       ->capture_default_str();
   command->add_flag("--json", options->json, "print JSON");
-  command->callback([options, &result] { result = Verify(*options); });
+  command->callback([options, &result] { result = CheckAndVerify(*options); });
 }
 
 }  // namespace comoe::cli

@@ -59,8 +59,8 @@ absl::StatusOr<Deviation> CompareLogits(const VerifyContext& context, const Gold
   const auto vocab = static_cast<std::int64_t>(context.engine.model_info().vocab_size);
   if (info == nullptr || info->dtype != tensor::DType::kF32 ||
       info->shape != std::vector<std::int64_t>{static_cast<std::int64_t>(tokens.size()), vocab}) {
-    return absl::InvalidArgumentError(absl::StrCat("golden.safetensors: ", name, " is missing or not F32 [", tokens.size(),
-                                                   ", ", vocab, "]"));
+    return absl::InvalidArgumentError(absl::StrCat("golden.safetensors: ", name, " is missing or not F32 [",
+                                                   tokens.size(), ", ", vocab, "]"));
   }
   COMOE_ASSIGN_OR_RETURN(const checkpoint::TensorData data, golden.Read(*info));
   Deviation deviation;
@@ -97,8 +97,9 @@ absl::StatusOr<bool> GreedyMatches(const VerifyContext& context, const GoldenPro
 }  // namespace
 
 absl::StatusOr<std::vector<Check>> VerifyLogits(const VerifyContext& context) {
-  COMOE_ASSIGN_OR_RETURN(const std::vector<GoldenPrompt> prompts,
-                         ReadPrompts(context.directory + "/golden.json", context.engine.model_info().vocab_size));
+  COMOE_ASSIGN_OR_RETURN(
+      const std::vector<GoldenPrompt> prompts,
+      ReadPrompts(context.directory + "/golden.json", context.engine.model_info().vocab_size));
   COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<checkpoint::TensorSource> golden,
                          checkpoint::OpenSafetensorsFile(context.directory + "/golden.safetensors"));
   double worst = 0.0;
@@ -117,8 +118,8 @@ absl::StatusOr<std::vector<Check>> VerifyLogits(const VerifyContext& context) {
   }
   return std::vector<Check>{
       {"golden.json logits", worst < kLogitsTolerance,
-       absl::StrFormat("||difference|| / ||reference|| at most %.2e (prompt %d), bound %.0e, %d prompts", worst, worst_prompt,
-                       kLogitsTolerance, prompts.size())},
+       absl::StrFormat("||difference|| / ||reference|| at most %.2e (prompt %d), bound %.0e, %d prompts",
+                       worst, worst_prompt, kLogitsTolerance, prompts.size())},
       {"golden.json greedy", greedy_equal == prompts.size(),
        absl::StrCat(greedy_equal, " of ", prompts.size(), " continuations equal")}};
 }

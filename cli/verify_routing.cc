@@ -35,18 +35,21 @@ absl::StatusOr<RoutingTrace> ReadTrace(const std::string& path, const api::Model
     return absl::InvalidArgumentError(absl::StrCat(path, " lacks the array ids or experts"));
   }
   RoutingTrace trace{std::move(ids->second), std::move(experts->second)};
-  if (trace.ids.dtype == checkpoint::NumpyDType::kF32 || trace.experts.dtype == checkpoint::NumpyDType::kF32 ||
-      trace.ids.shape.size() != 2 || trace.experts.shape.size() != 4 || trace.experts.shape[0] != trace.ids.shape[0] ||
+  if (trace.ids.dtype == checkpoint::NumpyDType::kF32 ||
+      trace.experts.dtype == checkpoint::NumpyDType::kF32 || trace.ids.shape.size() != 2 ||
+      trace.experts.shape.size() != 4 || trace.experts.shape[0] != trace.ids.shape[0] ||
       trace.experts.shape[1] != trace.ids.shape[1] || trace.layers() != info.num_moe_layers ||
       trace.k() != info.num_experts_per_token || trace.ids.num_elements() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ids is [S, T] and experts [S, T, ", info.num_moe_layers, ", ",
-                                                   info.num_experts_per_token, "] for this model"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ids is [S, T] and experts [S, T, ",
+                                                   info.num_moe_layers, ", ", info.num_experts_per_token,
+                                                   "] for this model"));
   }
   return trace;
 }
 
 // True if `ours` [k] and the trace's k experts are the same set.
-bool SameSet(const std::int32_t* ours, const checkpoint::NumpyArray& experts, std::int64_t first, std::int64_t k) {
+bool SameSet(const std::int32_t* ours, const checkpoint::NumpyArray& experts, std::int64_t first,
+             std::int64_t k) {
   for (std::int64_t i = 0; i < k; ++i) {
     const std::int64_t wanted = experts.IntegerAt(first + i);
     if (std::find(ours, ours + k, wanted) == ours + k) {
@@ -77,10 +80,12 @@ const std::vector<std::int32_t>& RoutingLog::experts(std::int32_t layer) const {
   return static_cast<std::size_t>(layer) < layers_.size() ? layers_[static_cast<std::size_t>(layer)] : kNone;
 }
 
-absl::StatusOr<std::vector<Check>> VerifyRouting(const VerifyContext& context, RoutingLog& log, std::int64_t max_sequences) {
+absl::StatusOr<std::vector<Check>> VerifyRouting(const VerifyContext& context, RoutingLog& log,
+                                                 std::int64_t max_sequences) {
   const api::ModelInfo& info = context.engine.model_info();
   COMOE_ASSIGN_OR_RETURN(const RoutingTrace trace, ReadTrace(context.directory + "/routing_trace.npz", info));
-  const std::int64_t sequences = max_sequences > 0 ? std::min(max_sequences, trace.sequences()) : trace.sequences();
+  const std::int64_t sequences =
+      max_sequences > 0 ? std::min(max_sequences, trace.sequences()) : trace.sequences();
   const std::int64_t k = trace.k();
   Progress progress("routing trace", context.quiet);
   std::int64_t agreed = 0;
@@ -111,8 +116,8 @@ absl::StatusOr<std::vector<Check>> VerifyRouting(const VerifyContext& context, R
   const double share = static_cast<double>(agreed) / static_cast<double>(total);
   return std::vector<Check>{
       {"routing_trace.npz", share >= kAgreement,
-       absl::StrFormat("routed sets agree in %.4f %% of %d layer-rows (%d sequences), bound %.1f %%", 100.0 * share, total,
-                       sequences, 100.0 * kAgreement)}};
+       absl::StrFormat("routed sets agree in %.4f %% of %d layer-rows (%d sequences), bound %.1f %%",
+                       100.0 * share, total, sequences, 100.0 * kAgreement)}};
 }
 
 }  // namespace comoe::cli

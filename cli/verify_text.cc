@@ -33,7 +33,8 @@ absl::StatusOr<std::vector<GreedyCase>> ReadGreedy(const std::string& path, std:
     const std::string where = absl::StrCat(path, "[", cases.size(), "]");
     if (!item.is_object() || !item.contains("prompt_ids") || !item.contains("output_ids") ||
         !item.contains("min_top2_margin") || !item["min_top2_margin"].is_number()) {
-      return absl::InvalidArgumentError(absl::StrCat(where, " lacks prompt_ids, output_ids or min_top2_margin"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, " lacks prompt_ids, output_ids or min_top2_margin"));
     }
     GreedyCase greedy;
     COMOE_ASSIGN_OR_RETURN(greedy.prompt, TokenIds(item["prompt_ids"], vocab_size, where + ".prompt_ids"));
@@ -63,8 +64,9 @@ absl::StatusOr<std::int64_t> FirstDifference(const VerifyContext& context, const
 }  // namespace
 
 absl::StatusOr<std::vector<Check>> VerifyGreedy(const VerifyContext& context) {
-  COMOE_ASSIGN_OR_RETURN(const std::vector<GreedyCase> cases,
-                         ReadGreedy(context.directory + "/golden_greedy.json", context.engine.model_info().vocab_size));
+  COMOE_ASSIGN_OR_RETURN(
+      const std::vector<GreedyCase> cases,
+      ReadGreedy(context.directory + "/golden_greedy.json", context.engine.model_info().vocab_size));
   std::size_t equal = 0;
   std::size_t excused = 0;
   std::string first_failure;
@@ -75,28 +77,33 @@ absl::StatusOr<std::vector<Check>> VerifyGreedy(const VerifyContext& context) {
     } else if (cases[i].margin < kGreedyMargin) {
       ++excused;
     } else if (first_failure.empty()) {
-      first_failure = absl::StrFormat("; case %d differs at token %d (margin %.4f)", i, difference, cases[i].margin);
+      first_failure =
+          absl::StrFormat("; case %d differs at token %d (margin %.4f)", i, difference, cases[i].margin);
     }
   }
   return std::vector<Check>{
       {"golden_greedy.json", equal + excused == cases.size(),
        absl::StrCat(equal, " of ", cases.size(), " continuations equal",
-                    excused > 0 ? absl::StrCat(", ", excused, " more differ where the reference's margin is below 1e-3") : "",
+                    excused > 0 ? absl::StrCat(", ", excused,
+                                               " more differ where the reference's margin is below 1e-3")
+                                : "",
                     first_failure)}};
 }
 
 absl::StatusOr<NllFile> ReadNllFile(const std::string& path, std::int32_t vocab_size) {
   COMOE_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(path));
-  if (!document.is_object() || !document.contains("ids") || !document["ids"].is_array() || document["ids"].empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ids is missing or empty: it is an array of arrays of token ids"));
+  if (!document.is_object() || !document.contains("ids") || !document["ids"].is_array() ||
+      document["ids"].empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ids is missing or empty: it is an array of arrays of token ids"));
   }
   NllFile file;
   for (const nlohmann::json& item : document["ids"]) {
     COMOE_ASSIGN_OR_RETURN(std::vector<base::TokenId> ids,
                            TokenIds(item, vocab_size, absl::StrCat(path, ": ids[", file.ids.size(), "]")));
     if (ids.size() < 2) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": ids[", file.ids.size(), "] has ", ids.size(), " tokens: at least 2 are needed"));
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ids[", file.ids.size(), "] has ", ids.size(),
+                                                     " tokens: at least 2 are needed"));
     }
     file.ids.push_back(std::move(ids));
   }
@@ -109,7 +116,8 @@ absl::StatusOr<NllFile> ReadNllFile(const std::string& path, std::int32_t vocab_
   return file;
 }
 
-absl::StatusOr<double> MeanNll(const VerifyContext& context, const std::vector<std::vector<base::TokenId>>& sequences,
+absl::StatusOr<double> MeanNll(const VerifyContext& context,
+                               const std::vector<std::vector<base::TokenId>>& sequences,
                                std::int64_t* tokens) {
   Progress progress("evaluating", context.quiet);
   double sum = 0.0;
@@ -140,8 +148,8 @@ absl::StatusOr<std::vector<Check>> VerifyNll(const VerifyContext& context) {
   COMOE_ASSIGN_OR_RETURN(const double nll, MeanNll(context, file.ids, &tokens));
   return std::vector<Check>{
       {"golden_nll.json", std::fabs(nll - file.reference) < kNllTolerance,
-       absl::StrFormat("NLL %.6f, reference %.6f, difference %+.1e, bound %.0e, %d tokens", nll, file.reference,
-                       nll - file.reference, kNllTolerance, tokens)}};
+       absl::StrFormat("NLL %.6f, reference %.6f, difference %+.1e, bound %.0e, %d tokens", nll,
+                       file.reference, nll - file.reference, kNllTolerance, tokens)}};
 }
 
 }  // namespace comoe::cli

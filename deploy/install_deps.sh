@@ -8,12 +8,11 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 build_packages=(
-  g++ cmake ninja-build pkg-config ccache python3
+  g++ cmake ninja-build pkg-config ccache curl python3 python3-grpcio python3-protobuf
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev prometheus-cpp-dev
   nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libhwy-dev libxxhash-dev libzip-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
-test_packages=(python3-grpcio python3-protobuf)
 clang_packages=(clang clang-tidy clang-format libclang-rt-14-dev)
 
 say() { printf '%s\n' "$*"; }
@@ -26,7 +25,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --with)
       case ${2:-} in
-        tests) packages+=("${test_packages[@]}"); want_promtool=yes ;;
+        tests) want_promtool=yes ;;
         clang) packages+=("${clang_packages[@]}") ;;
         *) die "--with takes 'tests' or 'clang', not '${2:-}'" ;;
       esac

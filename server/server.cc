@@ -206,6 +206,7 @@ absl::Status Server::WarmUp(const Backend& backend) {
   request.sampling.temperature = 0.0F;
   request.stop.max_tokens = 2;  // one from a prefill, one from a decode
   request.stop.ignore_eos = true;
+  request.counted = false;
   request.received = absl::Now();
   request.deadline = absl::Now() + config_.warmup_timeout;
   const auto observer = std::make_shared<WarmUpObserver>();

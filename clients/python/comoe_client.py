@@ -15,8 +15,11 @@ import argparse
 import json
 import sys
 
-import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+try:
+    import grpc
+    from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}; on Debian: apt-get install python3-grpcio python3-protobuf, then run with /usr/bin/python3")
 
 REFLECTION_PACKAGE = "grpc.reflection.v1alpha"
 HEALTH_PACKAGE = "grpc.health.v1"
@@ -194,15 +197,22 @@ def main():
     commands.add_parser("list", help="names of all services")
     commands.add_parser("describe", help="a service's methods and their fields").add_argument("name", metavar="SERVICE")
     call = commands.add_parser("call", help="call a method")
-    call.add_argument("name", metavar="SERVICE/METHOD")
-    call.add_argument("request", metavar="JSON", nargs="?", default="{}")
+    call.add_argument("name", metavar="SERVICE/METHOD", help="as `describe SERVICE` names it")
+    call.add_argument("request", metavar="JSON", nargs="?", default="{}", help="the request's fields, {} for none")
     commands.add_parser("health", help="exit 0 only if SERVING").add_argument("name", metavar="SERVICE", nargs="?")
     arguments = parser.parse_args()
     try:
         with grpc.insecure_channel(arguments.server) as channel:
             return run(arguments, channel)
     except grpc.RpcError as error:
-        print(f"{error.code().name}: {error.details()}", file=sys.stderr)
+        hint = ""
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            hint = " (is a comoe serve running there?)"
+        elif error.code() == grpc.StatusCode.UNIMPLEMENTED and not error.details():
+            hint = "the server offers no reflection: it does so when it listens on loopback"
+        print(f"{error.code().name}: {error.details()}{hint}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
     except (ClientError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
     return 1

@@ -15,10 +15,10 @@ namespace comoe::api {
 
 // Limits fixed at start.
 struct EngineCapacity {
-  std::int64_t max_rows = 0;       // of a step
-  std::int64_t max_sequences = 0;  // spans of a step
+  std::int64_t max_rows = 0;             // of a step
+  std::int64_t max_sequences = 0;        // spans of a step
   std::vector<std::int32_t> num_blocks;  // per cache group: block ids are [0, num_blocks)
-  std::int64_t max_positions = 0;  // a sequence may have: the context, or what the blocks hold
+  std::int64_t max_positions = 0;        // a sequence may have: the context, or what the blocks hold
 };
 
 // A copy of a sequence's state, to be put back later into the same or other blocks.
@@ -36,16 +36,17 @@ class Engine {
   virtual const ModelInfo& model_info() const = 0;
   virtual const EngineCapacity& capacity() const = 0;
 
-  // Runs all spans, layer by layer, and samples. A row's result does not depend on the other rows of the step.
-  // INVALID_ARGUMENT: the plan breaks a limit or names a token, block or position out of range (nothing was
-  // run). RESOURCE_EXHAUSTED, INTERNAL: an expert could not be served, a device failed.
+  // Runs all spans, layer by layer, and samples. A row's result does not depend on the other rows of the
+  // step. INVALID_ARGUMENT: the plan breaks a limit or names a token, block or position out of range (nothing
+  // was run). RESOURCE_EXHAUSTED, INTERNAL: an expert could not be served, a device failed.
   virtual absl::StatusOr<StepResult> Step(const StepPlan& plan) = 0;
 
-  // Forgets positions >= num_tokens of a sequence's state (drafts refused, stop strings, preemption). Groups kept in
-  // blocks need nothing: positions are overwritten. UNIMPLEMENTED where a group cannot go back.
+  // Forgets positions >= num_tokens of a sequence's state (drafts refused, stop strings, preemption). Groups
+  // kept in blocks need nothing: positions are overwritten. UNIMPLEMENTED where a group cannot go back.
   virtual absl::Status Truncate(base::SequenceId sequence, std::int64_t num_tokens) = 0;
   // Copies the state of positions [0, num_tokens) out of, or into, the given places.
-  virtual absl::StatusOr<StateSnapshot> Snapshot(const std::vector<GroupState>& groups, std::int64_t num_tokens) = 0;
+  virtual absl::StatusOr<StateSnapshot> Snapshot(const std::vector<GroupState>& groups,
+                                                 std::int64_t num_tokens) = 0;
   virtual absl::Status Restore(const StateSnapshot& snapshot, const std::vector<GroupState>& groups) = 0;
 };
 

@@ -34,13 +34,13 @@ struct SlotMap {
 struct RoutingObservation {
   base::StepId step;
   std::int32_t layer = 0;
-  std::int32_t experts_per_token = 0;                 // k
-  absl::Span<const std::int32_t> experts;             // [T, k], best first
-  absl::Span<const float> weights;                    // [T, k]
+  std::int32_t experts_per_token = 0;      // k
+  absl::Span<const std::int32_t> experts;  // [T, k], best first
+  absl::Span<const float> weights;         // [T, k]
 };
 
-// Called by the engine thread. BeginStep, then per MoE layer: slots, DecideMisses if any expert is not in them,
-// ObserveRouting; then EndStep.
+// Called by the engine thread. BeginStep, then per MoE layer: slots, DecideMisses if any expert is not in
+// them, ObserveRouting; then EndStep.
 class ExpertDirector {
  public:
   virtual ~ExpertDirector() = default;

@@ -28,12 +28,12 @@ enum class LogitsMode {
 // Consecutive rows of one sequence: a prefill chunk, or the one row of a decode.
 struct PlanSpan {
   base::SequenceId sequence;
-  std::int64_t start_position = 0;      // of the first row: positions before it are in the state already
-  std::vector<base::TokenId> tokens;    // one row each, at least one
-  std::vector<GroupState> groups;       // one for each of ModelInfo::cache_groups, in order
+  std::int64_t start_position = 0;    // of the first row: positions before it are in the state already
+  std::vector<base::TokenId> tokens;  // one row each, at least one
+  std::vector<GroupState> groups;     // one for each of ModelInfo::cache_groups, in order
   LogitsMode logits = LogitsMode::kNone;
-  bool return_logits = false;           // copy the logits out, beside sampling from the last
-  std::optional<SamplingParams> sample; // needs kLast or kAll: draws the token that follows the last row
+  bool return_logits = false;            // copy the logits out, beside sampling from the last
+  std::optional<SamplingParams> sample;  // needs kLast or kAll: draws the token that follows the last row
 };
 
 struct StepPlan {

@@ -15,12 +15,13 @@ namespace comoe::base {
 
 absl::StatusOr<std::uint64_t> ParseBytes(absl::string_view text) {
   const auto bad = [text] {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is not a byte count: write a number with B, KB, MB, GB, KiB, MiB or GiB, like 1.5GiB"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", text, "' is not a byte count: write a number with B, KB, MB, GB, KiB, MiB or GiB, like 1.5GiB"));
   };
   absl::string_view trimmed = absl::StripAsciiWhitespace(text);
   std::size_t digits = 0;
-  while (digits < trimmed.size() && (absl::ascii_isdigit(static_cast<unsigned char>(trimmed[digits])) || trimmed[digits] == '.')) {
+  while (digits < trimmed.size() &&
+         (absl::ascii_isdigit(static_cast<unsigned char>(trimmed[digits])) || trimmed[digits] == '.')) {
     ++digits;
   }
   double number = 0;

@@ -20,7 +20,8 @@ constexpr std::uint64_t AlignUp(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// False, and *out untouched, when the product or sum does not fit: sizes read from files are multiplied with these.
+// False, and *out untouched, when the product or sum does not fit: sizes read from files are multiplied with
+// these.
 [[nodiscard]] inline bool CheckedMul(std::uint64_t a, std::uint64_t b, std::uint64_t* out) {
   std::uint64_t product = 0;  // the builtin stores the wrapped value even when it reports an overflow
   if (__builtin_mul_overflow(a, b, &product)) {

@@ -1,5 +1,6 @@
 // COMOE_CHECK for our own bugs only: it prints which invariant failed and ends the process. Bad input, files
-// and memory pressure are never checked with it; they are a Status. COMOE_DCHECK is compiled out of release builds.
+// and memory pressure are never checked with it; they are a Status. COMOE_DCHECK is compiled out of release
+// builds.
 #pragma once
 
 namespace comoe::base {

@@ -28,7 +28,8 @@ std::string ReadSmallFile(const std::string& path) {
 // The value of `key:  N kB` in /proc/meminfo or /proc/self/status, in bytes; 0 if absent.
 std::uint64_t ProcKilobytes(const std::string& path, absl::string_view key) {
   for (absl::string_view line : absl::StrSplit(ReadSmallFile(path), '\n')) {
-    const std::vector<absl::string_view> words = absl::StrSplit(line, absl::ByAnyChar(": \t"), absl::SkipEmpty());
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(": \t"), absl::SkipEmpty());
     std::uint64_t value = 0;
     if (words.size() >= 2 && words[0] == key && absl::SimpleAtoi(words[1], &value)) {
       return value * 1024;
@@ -42,7 +43,8 @@ bool ReadNumber(const std::string& path, std::uint64_t* value) {
   return absl::SimpleAtoi(absl::string_view(text), value);
 }
 
-// This process's own cgroup folder below `mount`, for the hierarchy whose line in /proc/self/cgroup holds `marker`.
+// This process's own cgroup folder below `mount`, for the hierarchy whose line in /proc/self/cgroup holds
+// `marker`.
 std::vector<std::string> CgroupFolders(absl::string_view mount, absl::string_view marker) {
   std::vector<std::string> folders;
   for (absl::string_view line : absl::StrSplit(ReadSmallFile("/proc/self/cgroup"), '\n')) {
@@ -112,7 +114,8 @@ int UsableCores() {
   };
   for (const std::string& folder : CgroupFolders("/sys/fs/cgroup", "")) {
     const std::string text = ReadSmallFile(absl::StrCat(folder, "/cpu.max"));
-    const std::vector<absl::string_view> words = absl::StrSplit(absl::string_view(text), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(absl::string_view(text), absl::ByAnyChar(" \n"), absl::SkipEmpty());
     double quota = 0;
     double period = 0;
     if (words.size() == 2 && absl::SimpleAtod(words[0], &quota) && absl::SimpleAtod(words[1], &period)) {

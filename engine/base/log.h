@@ -17,7 +17,8 @@ LogLevel GetLogLevel();
 void Log(LogLevel level, absl::string_view part, absl::string_view text);
 
 template <typename... Args>
-void Logf(LogLevel level, absl::string_view part, const absl::FormatSpec<Args...>& format, const Args&... args) {
+void Logf(LogLevel level, absl::string_view part, const absl::FormatSpec<Args...>& format,
+          const Args&... args) {
   if (level >= GetLogLevel()) {
     Log(level, part, absl::StrFormat(format, args...));
   }

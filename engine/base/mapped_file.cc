@@ -79,8 +79,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, std::uint64_t limi
   COMOE_ASSIGN_OR_RETURN(const int fd, OpenRegular(path, &size));
   const absl::Cleanup close_fd = [fd] { ::close(fd); };
   if (size > limit_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(path, " has ", FormatBytes(size), ", more than the ", FormatBytes(limit_bytes), " accepted here"));
+    return absl::ResourceExhaustedError(absl::StrCat(path, " has ", FormatBytes(size), ", more than the ",
+                                                     FormatBytes(limit_bytes), " accepted here"));
   }
   std::string content(size, '\0');
   std::size_t done = 0;

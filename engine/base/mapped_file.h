@@ -12,8 +12,8 @@
 
 namespace comoe::base {
 
-// A read-only mapping of a regular file, held by inode: the file may be renamed or unlinked meanwhile, but one
-// that is truncated while mapped raises SIGBUS (checkpoints must not be rewritten in place while served).
+// A read-only mapping of a regular file, held by inode: the file may be renamed or unlinked meanwhile, but
+// one that is truncated while mapped raises SIGBUS (checkpoints must not be rewritten in place while served).
 // Thread-safe after Open.
 class MappedFile {
  public:

@@ -19,7 +19,8 @@ class NullHistogram final : public Histogram {
 
 class NullMetricsSink final : public MetricsSink {
  public:
-  Counter& AddCounter(absl::string_view /*name*/, absl::string_view /*help*/, const Labels& /*labels*/) override {
+  Counter& AddCounter(absl::string_view /*name*/, absl::string_view /*help*/,
+                      const Labels& /*labels*/) override {
     return counter_;
   }
   Gauge& AddGauge(absl::string_view /*name*/, absl::string_view /*help*/, const Labels& /*labels*/) override {

@@ -24,11 +24,11 @@ inline absl::Status Annotate(const absl::Status& status, absl::string_view conte
 #define COMOE_STATUS_CONCAT_INNER(a, b) a##b
 #define COMOE_STATUS_CONCAT(a, b) COMOE_STATUS_CONCAT_INNER(a, b)
 
-#define COMOE_RETURN_IF_ERROR(expr)                       \
-  do {                                                    \
+#define COMOE_RETURN_IF_ERROR(expr)                                 \
+  do {                                                              \
     if (absl::Status comoe_status_ = (expr); !comoe_status_.ok()) { \
-      return comoe_status_;                               \
-    }                                                     \
+      return comoe_status_;                                         \
+    }                                                               \
   } while (false)
 
 #define COMOE_ASSIGN_OR_RETURN(lhs, expr) \

@@ -25,9 +25,9 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Calls fn(task, worker) once for every task in [0, num_tasks), worker in [0, num_threads()); returns when all
-  // are done. Tasks are handed out one at a time in order, so unequal tasks balance. fn must not throw and must
-  // not call ParallelFor. Does not allocate. What a task computes must not depend on its worker.
+  // Calls fn(task, worker) once for every task in [0, num_tasks), worker in [0, num_threads()); returns when
+  // all are done. Tasks are handed out one at a time in order, so unequal tasks balance. fn must not throw
+  // and must not call ParallelFor. Does not allocate. What a task computes must not depend on its worker.
   void ParallelFor(std::int64_t num_tasks, absl::FunctionRef<void(std::int64_t task, int worker)> fn);
 
  private:

@@ -1,4 +1,5 @@
-// The only way to an expert's bytes: Acquire gives a lease, and while the lease lives the bytes stay where they are.
+// The only way to an expert's bytes: Acquire gives a lease, and while the lease lives the bytes stay where
+// they are.
 #pragma once
 
 #include <atomic>
@@ -13,12 +14,14 @@
 
 namespace comoe::experts {
 
-// RAII pin of one expert's slot. Move-only. It must outlive every copy and kernel that touches the bytes: release it
-// after their event has happened. Not thread-safe; belongs to the engine thread. The cache outlives its leases.
+// RAII pin of one expert's slot. Move-only. It must outlive every copy and kernel that touches the bytes:
+// release it after their event has happened. Not thread-safe; belongs to the engine thread. The cache
+// outlives its leases.
 class Lease {
  public:
   Lease() = default;
-  Lease(base::ExpertKey key, tensor::ExpertView view, std::atomic<std::int32_t>* pins) : key_(key), view_(view), pins_(pins) {
+  Lease(base::ExpertKey key, tensor::ExpertView view, std::atomic<std::int32_t>* pins)
+      : key_(key), view_(view), pins_(pins) {
     pins_->fetch_add(1, std::memory_order_relaxed);
   }
   Lease(Lease&& other) noexcept { *this = std::move(other); }
@@ -54,8 +57,8 @@ class Lease {
 class ExpertCache {
  public:
   virtual ~ExpertCache() = default;
-  // Bytes that kernels queued on `stream` after this call may read. NOT_FOUND for a key the model does not have;
-  // RESOURCE_EXHAUSTED when every slot is leased.
+  // Bytes that kernels queued on `stream` after this call may read. NOT_FOUND for a key the model does not
+  // have; RESOURCE_EXHAUSTED when every slot is leased.
   virtual absl::StatusOr<Lease> Acquire(base::ExpertKey key, device::Stream& stream) = 0;
   // Leases alive: 0 between steps.
   virtual std::int64_t leased() const = 0;

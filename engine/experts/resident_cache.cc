@@ -11,11 +11,12 @@
 namespace comoe::experts {
 
 absl::StatusOr<std::unique_ptr<ResidentExpertCache>> ResidentExpertCache::Load(
-    const checkpoint::TensorSource& source, const checkpoint::ModelConfig& config, const checkpoint::WeightNames& names,
-    tensor::DType dtype, device::Device& device, base::ThreadPool& pool, LoadProgress progress) {
+    const checkpoint::TensorSource& source, const checkpoint::ModelConfig& config,
+    const checkpoint::WeightNames& names, tensor::DType dtype, device::Device& device, base::ThreadPool& pool,
+    LoadProgress progress) {
   checkpoint::ExpertIndex index = checkpoint::ExpertIndex::Make(config, dtype);
-  COMOE_ASSIGN_OR_RETURN(device::Buffer slab,
-                         device.Allocate(device::MemoryKind::kDevice, index.total_bytes(), tensor::kWeightAlignment));
+  COMOE_ASSIGN_OR_RETURN(device::Buffer slab, device.Allocate(device::MemoryKind::kDevice,
+                                                              index.total_bytes(), tensor::kWeightAlignment));
   const std::vector<base::ExpertKey> keys = index.keys();
   const absl::Span<std::byte> bytes(slab.data(), slab.size());
   std::uint64_t done = 0;

@@ -1,5 +1,5 @@
-// Every expert in one slab on the device, for as long as the process lives: policy `resident`. Also what the CPU device
-// uses, where "on the device" is host memory.
+// Every expert in one slab on the device, for as long as the process lives: policy `resident`. Also what the
+// CPU device uses, where "on the device" is host memory.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ using LoadProgress = absl::FunctionRef<void(std::uint64_t done_bytes, std::uint6
 
 class ResidentExpertCache final : public ExpertCache {
  public:
-  // Packs every routed expert of `source`, a layer at a time on all threads of `pool`; pages of the files are dropped
-  // as it goes, so peak memory is the slab plus one layer. The device's memory must be reachable by the host.
-  static absl::StatusOr<std::unique_ptr<ResidentExpertCache>> Load(const checkpoint::TensorSource& source,
-                                                                   const checkpoint::ModelConfig& config,
-                                                                   const checkpoint::WeightNames& names,
-                                                                   tensor::DType dtype, device::Device& device,
-                                                                   base::ThreadPool& pool, LoadProgress progress);
+  // Packs every routed expert of `source`, a layer at a time on all threads of `pool`; pages of the files are
+  // dropped as it goes, so peak memory is the slab plus one layer. The device's memory must be reachable by
+  // the host.
+  static absl::StatusOr<std::unique_ptr<ResidentExpertCache>> Load(
+      const checkpoint::TensorSource& source, const checkpoint::ModelConfig& config,
+      const checkpoint::WeightNames& names, tensor::DType dtype, device::Device& device,
+      base::ThreadPool& pool, LoadProgress progress);
 
   absl::StatusOr<Lease> Acquire(base::ExpertKey key, device::Stream& stream) override;
   std::int64_t leased() const override { return pins_.load(std::memory_order_acquire); }

@@ -10,8 +10,8 @@ namespace {
 using tensor::TensorView;
 
 // Norms of queries and keys, where the model has them: over each head, or over all heads at once.
-absl::Status NormQueriesAndKeys(const StepContext& context, const LayerWeights& weights, const TensorView& queries,
-                                const TensorView& keys) {
+absl::Status NormQueriesAndKeys(const StepContext& context, const LayerWeights& weights,
+                                const TensorView& queries, const TensorView& keys) {
   const checkpoint::ModelConfig& config = context.config;
   if (config.qk_norm == checkpoint::QkNorm::kNone) {
     return absl::OkStatus();
@@ -19,8 +19,10 @@ absl::Status NormQueriesAndKeys(const StepContext& context, const LayerWeights& 
   const bool per_head = config.qk_norm == checkpoint::QkNorm::kPerHead;
   const auto epsilon = static_cast<float>(config.norm_epsilon);
   COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
-      context.kernels, {queries, weights.query_norm, epsilon, per_head ? config.num_heads : 1, queries}, context.stream));
-  return kernels::RmsNorm(context.kernels, {keys, weights.key_norm, epsilon, per_head ? config.num_kv_heads : 1, keys},
+      context.kernels, {queries, weights.query_norm, epsilon, per_head ? config.num_heads : 1, queries},
+      context.stream));
+  return kernels::RmsNorm(context.kernels,
+                          {keys, weights.key_norm, epsilon, per_head ? config.num_kv_heads : 1, keys},
                           context.stream);
 }
 
@@ -43,7 +45,8 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
 
   COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
       table, {residual, weights.input_norm, static_cast<float>(config.norm_epsilon), 1, normed}, stream));
-  COMOE_RETURN_IF_ERROR(kernels::MatMul(table, {.x = normed, .w = weights.qkv.view(), .bias = weights.qkv_bias, .y = qkv}, stream));
+  COMOE_RETURN_IF_ERROR(kernels::MatMul(
+      table, {.x = normed, .w = weights.qkv.view(), .bias = weights.qkv_bias, .y = qkv}, stream));
   COMOE_RETURN_IF_ERROR(NormQueriesAndKeys(context, weights, queries, keys));
   if (config.clip_qkv > 0.0) {
     COMOE_RETURN_IF_ERROR(kernels::Clamp(table, {qkv, static_cast<float>(config.clip_qkv)}, stream));
@@ -66,7 +69,9 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
   attention.out = attended;
   COMOE_RETURN_IF_ERROR(kernels::Attention(table, attention, stream));
 
-  COMOE_RETURN_IF_ERROR(kernels::MatMul(table, {.x = attended, .w = weights.output.view(), .bias = weights.output_bias, .y = projected}, stream));
+  COMOE_RETURN_IF_ERROR(kernels::MatMul(
+      table, {.x = attended, .w = weights.output.view(), .bias = weights.output_bias, .y = projected},
+      stream));
   return kernels::Add(table, {projected, residual}, stream);
 }
 

@@ -1,4 +1,5 @@
-// Grouped-query attention of one decoder layer: project, norm, rotate, append to the KV blocks, attend, project back.
+// Grouped-query attention of one decoder layer: project, norm, rotate, append to the KV blocks, attend,
+// project back.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace comoe::model {
 
-// residual += attention(norm(residual)). Uses normed, qkv, attention and projected of the workspace. Does not allocate.
+// residual += attention(norm(residual)). Uses normed, qkv, attention and projected of the workspace. Does not
+// allocate.
 absl::Status RunAttention(const StepContext& context, std::int64_t layer, const LayerWeights& weights);
 
 }  // namespace comoe::model

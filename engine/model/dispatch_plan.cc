@@ -30,7 +30,8 @@ void DispatchPlan::Build(absl::Span<const std::int32_t> experts) {
   }
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const std::int64_t slot = next_[static_cast<std::size_t>(experts[i])]++;
-    rows_[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) / experts_per_row_);
+    rows_[static_cast<std::size_t>(slot)] =
+        static_cast<std::int32_t>(static_cast<std::int64_t>(i) / experts_per_row_);
     source_[i] = static_cast<std::int32_t>(slot);
   }
 }

@@ -46,9 +46,10 @@ void ForwardPass::SetRows(const api::StepPlan& plan) {
 absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
   SetRows(plan);
   Workspace& work = context_.work;
-  rope_.Fill(absl::MakeConstSpan(work.positions).first(tokens_.size()), context_.Use(work.cos), context_.Use(work.sin));
-  COMOE_RETURN_IF_ERROR(kernels::Embed(context_.kernels, {tokens_, weights_.embedding.view(), context_.Use(work.residual)},
-                                       context_.stream));
+  rope_.Fill(absl::MakeConstSpan(work.positions).first(tokens_.size()), context_.Use(work.cos),
+             context_.Use(work.sin));
+  COMOE_RETURN_IF_ERROR(kernels::Embed(
+      context_.kernels, {tokens_, weights_.embedding.view(), context_.Use(work.residual)}, context_.stream));
   for (std::size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     const auto l = static_cast<std::int64_t>(layer);
     const LayerWeights& weights = weights_.layers[layer];
@@ -74,14 +75,18 @@ absl::Status ForwardPass::ComputeLogits(LogitsSink logits) {
     const tensor::TensorView out = work.logits.Rows(0, static_cast<std::int64_t>(count));
     for (std::size_t i = 0; i < count; ++i) {
       const tensor::TensorView from = work.residual.Rows(logits_rows_[begin + i], 1);
-      COMOE_RETURN_IF_ERROR(stream.CopyAsync(rows.Rows(static_cast<std::int64_t>(i), 1).data, from.data, row_bytes));
+      COMOE_RETURN_IF_ERROR(
+          stream.CopyAsync(rows.Rows(static_cast<std::int64_t>(i), 1).data, from.data, row_bytes));
     }
-    COMOE_RETURN_IF_ERROR(kernels::RmsNorm(context_.kernels, {rows, weights_.final_norm, epsilon, 1, rows}, stream));
-    COMOE_RETURN_IF_ERROR(kernels::MatMul(context_.kernels, {.x = rows, .w = weights_.lm_head().view(), .bias = {}, .y = out}, stream));
+    COMOE_RETURN_IF_ERROR(
+        kernels::RmsNorm(context_.kernels, {rows, weights_.final_norm, epsilon, 1, rows}, stream));
+    COMOE_RETURN_IF_ERROR(kernels::MatMul(
+        context_.kernels, {.x = rows, .w = weights_.lm_head().view(), .bias = {}, .y = out}, stream));
     COMOE_RETURN_IF_ERROR(stream.Synchronize());
     for (std::size_t i = 0; i < count; ++i) {
-      COMOE_RETURN_IF_ERROR(logits(logits_rows_[begin + i], {out.f32(static_cast<std::int64_t>(i)),
-                                                             static_cast<std::size_t>(context_.config.vocab_size)}));
+      COMOE_RETURN_IF_ERROR(logits(
+          logits_rows_[begin + i],
+          {out.f32(static_cast<std::int64_t>(i)), static_cast<std::size_t>(context_.config.vocab_size)}));
     }
   }
   return absl::OkStatus();

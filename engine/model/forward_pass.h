@@ -19,8 +19,8 @@ class ForwardPass {
  public:
   ForwardPass(const ModelWeights& weights, StepContext context);
 
-  // Runs the plan's rows, in plan order. The plan has been checked. Calls logits(row, values) for every row of the step
-  // that wants logits, rows ascending; values are [V] and valid during the call.
+  // Runs the plan's rows, in plan order. The plan has been checked. Calls logits(row, values) for every row
+  // of the step that wants logits, rows ascending; values are [V] and valid during the call.
   using LogitsSink = absl::FunctionRef<absl::Status(std::int64_t row, absl::Span<const float> values)>;
   absl::Status Run(const api::StepPlan& plan, LogitsSink logits);
 

@@ -16,12 +16,14 @@ CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config) {
   const tensor::KvLayout layout{config.num_kv_heads, config.head_dim};
   CacheGroups result;
   for (const checkpoint::LayerConfig& layer : config.layers) {
-    auto group = std::find_if(result.groups.begin(), result.groups.end(), [&layer](const api::CacheGroup& candidate) {
-      return candidate.window_tokens == layer.window_tokens;
-    });
+    auto group =
+        std::find_if(result.groups.begin(), result.groups.end(), [&layer](const api::CacheGroup& candidate) {
+          return candidate.window_tokens == layer.window_tokens;
+        });
     if (group == result.groups.end()) {
       api::CacheGroup added;
-      added.kind = layer.window_tokens > 0 ? api::CacheGroup::Kind::kWindowKv : api::CacheGroup::Kind::kFullKv;
+      added.kind =
+          layer.window_tokens > 0 ? api::CacheGroup::Kind::kWindowKv : api::CacheGroup::Kind::kFullKv;
       added.window_tokens = layer.window_tokens;
       added.block_tokens = static_cast<std::int32_t>(tensor::kKvBlockTokens);
       result.groups.push_back(added);
@@ -43,13 +45,14 @@ absl::StatusOr<KvPool> KvPool::Create(const checkpoint::ModelConfig& config, con
   const std::uint64_t blocks = std::min<std::uint64_t>(budget_bytes / bytes_per_position_block,
                                                        std::numeric_limits<std::int32_t>::max());
   if (blocks == 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("KV memory of ", base::FormatBytes(budget_bytes), " holds not even ", tensor::kKvBlockTokens,
-                     " positions, which take ", base::FormatBytes(bytes_per_position_block), ": raise --kv-bytes"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "KV memory of ", base::FormatBytes(budget_bytes), " holds not even ", tensor::kKvBlockTokens,
+        " positions, which take ", base::FormatBytes(bytes_per_position_block), ": raise --kv-bytes"));
   }
   KvPool pool;
-  COMOE_ASSIGN_OR_RETURN(pool.buffer_, device.Allocate(device::MemoryKind::kDevice, blocks * bytes_per_position_block,
-                                                       tensor::kWeightAlignment));
+  COMOE_ASSIGN_OR_RETURN(pool.buffer_,
+                         device.Allocate(device::MemoryKind::kDevice, blocks * bytes_per_position_block,
+                                         tensor::kWeightAlignment));
   const tensor::KvLayout layout{config.num_kv_heads, config.head_dim};
   auto* data = reinterpret_cast<float*>(pool.buffer_.data());
   for (std::int64_t layer = 0; layer < config.num_layers(); ++layer) {
@@ -68,13 +71,14 @@ absl::Status KvPool::VisitBlocks(const std::vector<api::GroupState>& groups, std
     return absl::InvalidArgumentError(
         absl::StrCat("state names ", groups.size(), " cache groups, the model has ", num_blocks_.size()));
   }
-  const auto count = static_cast<std::size_t>((num_tokens + tensor::kKvBlockTokens - 1) / tensor::kKvBlockTokens);
+  const auto count =
+      static_cast<std::size_t>((num_tokens + tensor::kKvBlockTokens - 1) / tensor::kKvBlockTokens);
   for (std::size_t layer = 0; layer < views_.size(); ++layer) {
     const auto group = static_cast<std::size_t>(group_of_layer_[layer]);
     const std::vector<base::BlockId>& blocks = groups[group].blocks;
     if (blocks.size() < count) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cache group ", group, " has ", blocks.size(), " blocks, ", num_tokens, " tokens need ", count));
+      return absl::InvalidArgumentError(absl::StrCat("cache group ", group, " has ", blocks.size(),
+                                                     " blocks, ", num_tokens, " tokens need ", count));
     }
     for (std::size_t i = 0; i < count; ++i) {
       if (blocks[i] == base::kNoBlock) {
@@ -95,8 +99,8 @@ absl::StatusOr<api::StateSnapshot> KvPool::Snapshot(const std::vector<api::Group
   api::StateSnapshot snapshot;
   snapshot.num_tokens = num_tokens;
   snapshot.groups.resize(num_blocks_.size());
-  COMOE_RETURN_IF_ERROR(
-      VisitBlocks(groups, num_tokens, [&snapshot](std::size_t group, const tensor::KvView& view, base::BlockId block) {
+  COMOE_RETURN_IF_ERROR(VisitBlocks(
+      groups, num_tokens, [&snapshot](std::size_t group, const tensor::KvView& view, base::BlockId block) {
         const auto* data = reinterpret_cast<const std::byte*>(view.keys(block, 0));
         snapshot.groups[group].insert(snapshot.groups[group].end(), data, data + view.layout.block_bytes());
         return absl::OkStatus();
@@ -104,21 +108,23 @@ absl::StatusOr<api::StateSnapshot> KvPool::Snapshot(const std::vector<api::Group
   return snapshot;
 }
 
-absl::Status KvPool::Restore(const api::StateSnapshot& snapshot, const std::vector<api::GroupState>& groups) const {
+absl::Status KvPool::Restore(const api::StateSnapshot& snapshot,
+                             const std::vector<api::GroupState>& groups) const {
   if (snapshot.groups.size() != num_blocks_.size()) {
     return absl::InvalidArgumentError("the snapshot is of a model with other cache groups");
   }
   std::vector<std::size_t> done(num_blocks_.size(), 0);
-  return VisitBlocks(groups, snapshot.num_tokens,
-                     [&snapshot, &done](std::size_t group, const tensor::KvView& view, base::BlockId block) {
-                       const std::size_t bytes = view.layout.block_bytes();
-                       if (snapshot.groups[group].size() < done[group] + bytes) {
-                         return absl::InvalidArgumentError("the snapshot holds fewer blocks than are to be restored");
-                       }
-                       std::memcpy(view.keys(block, 0), snapshot.groups[group].data() + done[group], bytes);
-                       done[group] += bytes;
-                       return absl::OkStatus();
-                     });
+  return VisitBlocks(
+      groups, snapshot.num_tokens,
+      [&snapshot, &done](std::size_t group, const tensor::KvView& view, base::BlockId block) {
+        const std::size_t bytes = view.layout.block_bytes();
+        if (snapshot.groups[group].size() < done[group] + bytes) {
+          return absl::InvalidArgumentError("the snapshot holds fewer blocks than are to be restored");
+        }
+        std::memcpy(view.keys(block, 0), snapshot.groups[group].data() + done[group], bytes);
+        done[group] += bytes;
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace comoe::model

@@ -25,8 +25,8 @@ CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config);
 // Owned by the engine thread.
 class KvPool {
  public:
-  // Blocks that `budget_bytes` holds, the same number of positions for every group. RESOURCE_EXHAUSTED when that is
-  // not even one block a group.
+  // Blocks that `budget_bytes` holds, the same number of positions for every group. RESOURCE_EXHAUSTED when
+  // that is not even one block a group.
   static absl::StatusOr<KvPool> Create(const checkpoint::ModelConfig& config, const CacheGroups& groups,
                                        std::uint64_t budget_bytes, device::Device& device);
 
@@ -34,13 +34,15 @@ class KvPool {
   std::uint64_t bytes() const { return buffer_.size(); }
   const tensor::KvView& layer(std::int64_t layer) const { return views_[static_cast<std::size_t>(layer)]; }
 
-  absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups, std::int64_t num_tokens) const;
+  absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups,
+                                              std::int64_t num_tokens) const;
   absl::Status Restore(const api::StateSnapshot& snapshot, const std::vector<api::GroupState>& groups) const;
 
  private:
   // Calls visit(group, view, block) for every block of the first num_tokens positions, in a fixed order.
   template <typename Visit>
-  absl::Status VisitBlocks(const std::vector<api::GroupState>& groups, std::int64_t num_tokens, const Visit& visit) const;
+  absl::Status VisitBlocks(const std::vector<api::GroupState>& groups, std::int64_t num_tokens,
+                           const Visit& visit) const;
 
   device::Buffer buffer_;
   std::vector<tensor::KvView> views_;  // per layer

@@ -11,7 +11,8 @@ namespace {
 
 using tensor::TensorView;
 
-// Most models route a step's rows to no more experts than this in a layer; beyond it the lists go to the heap.
+// Most models route a step's rows to no more experts than this in a layer; beyond it the lists go to the
+// heap.
 constexpr std::size_t kInlineExperts = 128;
 using Leases = absl::InlinedVector<experts::Lease, kInlineExperts>;
 using ExpertList = absl::InlinedVector<kernels::ExpertRows, kInlineExperts>;
@@ -19,12 +20,15 @@ using ExpertList = absl::InlinedVector<kernels::ExpertRows, kInlineExperts>;
 // One FFN over all rows, written to `out`.
 absl::Status RunOneFfn(const StepContext& context, const Ffn& ffn, const TensorView& out) {
   const kernels::ExpertRows all{
-      ffn.view(), absl::MakeConstSpan(context.work.all_rows).first(static_cast<std::size_t>(context.rows)), 0};
+      ffn.view(), absl::MakeConstSpan(context.work.all_rows).first(static_cast<std::size_t>(context.rows)),
+      0};
   const std::int64_t padded = ffn.layout.gate_up.n / 2;
-  return kernels::ExpertFfn(
-      context.kernels,
-      {context.Use(context.work.normed), {&all, 1}, context.Use(context.work.ffn_scratch).Cols(0, padded), out},
-      context.stream);
+  return kernels::ExpertFfn(context.kernels,
+                            {context.Use(context.work.normed),
+                             {&all, 1},
+                             context.Use(context.work.ffn_scratch).Cols(0, padded),
+                             out},
+                            context.stream);
 }
 
 // Router logits to experts and weights, observed by the director and sorted by expert.
@@ -35,7 +39,9 @@ absl::Status Route(const StepContext& context, std::int64_t layer, const Matrix&
   const auto slots = static_cast<std::size_t>(context.rows * k);
   const absl::Span<std::int32_t> experts = absl::MakeSpan(work.experts).first(slots);
   const absl::Span<float> weights = absl::MakeSpan(work.weights).first(slots);
-  COMOE_RETURN_IF_ERROR(kernels::MatMul(context.kernels, {.x = context.Use(work.normed), .w = router.view(), .bias = {}, .y = logits}, context.stream));
+  COMOE_RETURN_IF_ERROR(kernels::MatMul(
+      context.kernels, {.x = context.Use(work.normed), .w = router.view(), .bias = {}, .y = logits},
+      context.stream));
   COMOE_RETURN_IF_ERROR(kernels::MoeGate(
       context.kernels, {logits, k, context.config.normalize_weights, experts, weights}, context.stream));
   context.director.ObserveRouting(
@@ -45,19 +51,22 @@ absl::Status Route(const StepContext& context, std::int64_t layer, const Matrix&
 }
 
 // Leases on every expert the layer needs, and the rows each computes.
-absl::Status AcquireExperts(const StepContext& context, std::int64_t layer, Leases& leases, ExpertList& list) {
+absl::Status AcquireExperts(const StepContext& context, std::int64_t layer, Leases& leases,
+                            ExpertList& list) {
   const DispatchPlan& dispatch = context.work.dispatch;
   const api::SlotMap& slots = context.director.slots(static_cast<std::int32_t>(layer));
   for (const DispatchPlan::Group& group : dispatch.groups()) {
     const base::ExpertKey key{static_cast<std::int32_t>(layer), group.expert};
     if (slots.slot[static_cast<std::size_t>(group.expert)] < 0) {
-      return absl::UnimplementedError(absl::StrCat("expert ", key.expert, " of layer ", key.layer,
-                                                   " is not on the device; only policy resident is supported"));
+      return absl::UnimplementedError(
+          absl::StrCat("expert ", key.expert, " of layer ", key.layer,
+                       " is not on the device; only policy resident is supported"));
     }
     COMOE_ASSIGN_OR_RETURN(experts::Lease lease, context.experts.Acquire(key, context.stream));
     leases.push_back(std::move(lease));
     list.push_back({leases.back().view(),
-                    dispatch.rows().subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count)),
+                    dispatch.rows().subspan(static_cast<std::size_t>(group.first),
+                                            static_cast<std::size_t>(group.count)),
                     group.first});
   }
   return absl::OkStatus();
@@ -65,10 +74,12 @@ absl::Status AcquireExperts(const StepContext& context, std::int64_t layer, Leas
 
 absl::Status RunSharedExpert(const StepContext& context, const LayerWeights& weights) {
   COMOE_RETURN_IF_ERROR(RunOneFfn(context, *weights.shared, context.Use(context.work.shared_out)));
-  return kernels::MatMul(
-      context.kernels,
-      {.x = context.Use(context.work.normed), .w = weights.shared_gate->view(), .bias = {}, .y = context.Use(context.work.shared_gate)},
-      context.stream);
+  return kernels::MatMul(context.kernels,
+                         {.x = context.Use(context.work.normed),
+                          .w = weights.shared_gate->view(),
+                          .bias = {},
+                          .y = context.Use(context.work.shared_gate)},
+                         context.stream);
 }
 
 absl::Status RunSparse(const StepContext& context, std::int64_t layer, const LayerWeights& weights) {
@@ -82,7 +93,8 @@ absl::Status RunSparse(const StepContext& context, std::int64_t layer, const Lay
   const TensorView expert_out = work.expert_out.Rows(0, num_slots);
   COMOE_RETURN_IF_ERROR(kernels::ExpertFfn(
       context.kernels,
-      {context.Use(work.normed), list, work.ffn_scratch.Rows(0, num_slots).Cols(0, padded), expert_out}, context.stream));
+      {context.Use(work.normed), list, work.ffn_scratch.Rows(0, num_slots).Cols(0, padded), expert_out},
+      context.stream));
 
   kernels::MoeCombineArgs combine;
   if (weights.shared.has_value()) {
@@ -103,10 +115,11 @@ absl::Status RunSparse(const StepContext& context, std::int64_t layer, const Lay
 
 absl::Status RunFfn(const StepContext& context, std::int64_t layer, const LayerWeights& weights) {
   const TensorView residual = context.Use(context.work.residual);
-  COMOE_RETURN_IF_ERROR(kernels::RmsNorm(context.kernels,
-                                         {residual, weights.post_attention_norm,
-                                          static_cast<float>(context.config.norm_epsilon), 1, context.Use(context.work.normed)},
-                                         context.stream));
+  COMOE_RETURN_IF_ERROR(
+      kernels::RmsNorm(context.kernels,
+                       {residual, weights.post_attention_norm,
+                        static_cast<float>(context.config.norm_epsilon), 1, context.Use(context.work.normed)},
+                       context.stream));
   if (!weights.dense.has_value()) {
     return RunSparse(context, layer, weights);
   }

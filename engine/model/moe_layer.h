@@ -9,8 +9,8 @@
 
 namespace comoe::model {
 
-// residual += ffn(norm(residual)). The router's choice goes to the director; experts are reached through leases, which
-// are released when the layer's work is done.
+// residual += ffn(norm(residual)). The router's choice goes to the director; experts are reached through
+// leases, which are released when the layer's work is done.
 absl::Status RunFfn(const StepContext& context, std::int64_t layer, const LayerWeights& weights);
 
 }  // namespace comoe::model

@@ -10,7 +10,9 @@ namespace {
 using checkpoint::RopeConfig;
 
 // YaRN's attention temperature for a context stretched by `factor`.
-double YarnScale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0; }
+double YarnScale(double factor, double mscale) {
+  return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
 
 double YarnAttentionFactor(const RopeConfig& config) {
   if (config.attention_factor > 0.0) {
@@ -22,11 +24,12 @@ double YarnAttentionFactor(const RopeConfig& config) {
   return YarnScale(config.factor, 1.0);
 }
 
-// Frequencies that turn often within the original context stay, those that turn less than once are interpolated,
-// and a ramp over the dimensions leads from one to the other.
+// Frequencies that turn often within the original context stay, those that turn less than once are
+// interpolated, and a ramp over the dimensions leads from one to the other.
 void ApplyYarn(const RopeConfig& config, double dim, std::vector<double>& frequencies) {
   const auto dimension_of = [&config, dim](double turns) {
-    return dim * std::log(static_cast<double>(config.original_max_positions) / (turns * 2.0 * std::numbers::pi)) /
+    return dim *
+           std::log(static_cast<double>(config.original_max_positions) / (turns * 2.0 * std::numbers::pi)) /
            (2.0 * std::log(config.theta));
   };
   double low = dimension_of(config.beta_fast);

@@ -1,4 +1,5 @@
-// What the layers of one forward pass share: references to the model's parts and the rows of the step at hand.
+// What the layers of one forward pass share: references to the model's parts and the rows of the step at
+// hand.
 #pragma once
 
 #include <cstdint>

@@ -23,13 +23,13 @@ absl::StatusOr<Matrix> LoadMatrix(const TensorSource& source, const std::vector<
   return matrix;
 }
 
-absl::StatusOr<Ffn> LoadFfn(const TensorSource& source, const checkpoint::FfnNames& names, std::int64_t hidden,
-                            std::int64_t intermediate, device::Device& device) {
+absl::StatusOr<Ffn> LoadFfn(const TensorSource& source, const checkpoint::FfnNames& names,
+                            std::int64_t hidden, std::int64_t intermediate, device::Device& device) {
   COMOE_ASSIGN_OR_RETURN(const tensor::MatrixLayout down, checkpoint::StackedLayout(source, {names.down}));
   Ffn ffn;
   ffn.layout = tensor::BlobLayout::Make(down.dtype, hidden, intermediate);
-  COMOE_ASSIGN_OR_RETURN(ffn.buffer,
-                         device.Allocate(device::MemoryKind::kDevice, ffn.layout.bytes, tensor::kWeightAlignment));
+  COMOE_ASSIGN_OR_RETURN(
+      ffn.buffer, device.Allocate(device::MemoryKind::kDevice, ffn.layout.bytes, tensor::kWeightAlignment));
   COMOE_RETURN_IF_ERROR(
       checkpoint::PackFfn(source, names, ffn.layout, absl::MakeSpan(ffn.buffer.data(), ffn.layout.bytes)));
   return ffn;
@@ -43,8 +43,8 @@ absl::StatusOr<std::vector<float>> LoadVector(const TensorSource& source, const 
   return checkpoint::ReadFloats(source, name);
 }
 
-absl::Status LoadAttention(const TensorSource& source, const checkpoint::LayerNames& names, device::Device& device,
-                           LayerWeights& layer) {
+absl::Status LoadAttention(const TensorSource& source, const checkpoint::LayerNames& names,
+                           device::Device& device, LayerWeights& layer) {
   COMOE_ASSIGN_OR_RETURN(layer.qkv, LoadMatrix(source, {names.query, names.key, names.value}, device));
   COMOE_ASSIGN_OR_RETURN(layer.output, LoadMatrix(source, {names.output}, device));
   for (const std::string& name : {names.query_bias, names.key_bias, names.value_bias}) {
@@ -58,7 +58,8 @@ absl::Status LoadAttention(const TensorSource& source, const checkpoint::LayerNa
 }
 
 absl::StatusOr<LayerWeights> LoadLayer(const TensorSource& source, const checkpoint::ModelConfig& config,
-                                       const checkpoint::LayerNames& names, bool sparse, device::Device& device) {
+                                       const checkpoint::LayerNames& names, bool sparse,
+                                       device::Device& device) {
   LayerWeights layer;
   COMOE_ASSIGN_OR_RETURN(layer.input_norm, LoadVector(source, names.input_norm));
   COMOE_ASSIGN_OR_RETURN(layer.post_attention_norm, LoadVector(source, names.post_attention_norm));
@@ -81,11 +82,12 @@ absl::StatusOr<LayerWeights> LoadLayer(const TensorSource& source, const checkpo
 
 std::uint64_t ModelWeights::bytes() const {
   const auto vector_bytes = [](const std::vector<float>& v) { return v.size() * sizeof(float); };
-  std::uint64_t sum = embedding.buffer.size() + (head.has_value() ? head->buffer.size() : 0) + vector_bytes(final_norm);
+  std::uint64_t sum =
+      embedding.buffer.size() + (head.has_value() ? head->buffer.size() : 0) + vector_bytes(final_norm);
   for (const LayerWeights& layer : layers) {
     sum += layer.qkv.buffer.size() + layer.output.buffer.size();
-    for (const std::vector<float>* v : {&layer.input_norm, &layer.qkv_bias, &layer.query_norm, &layer.key_norm,
-                                        &layer.output_bias, &layer.post_attention_norm}) {
+    for (const std::vector<float>* v : {&layer.input_norm, &layer.qkv_bias, &layer.query_norm,
+                                        &layer.key_norm, &layer.output_bias, &layer.post_attention_norm}) {
       sum += vector_bytes(*v);
     }
     sum += layer.dense.has_value() ? layer.dense->buffer.size() : 0;

@@ -30,17 +30,17 @@ struct Ffn {
 };
 
 struct LayerWeights {
-  std::vector<float> input_norm;           // [D]
-  Matrix qkv;                              // [(H + 2 G) P, D]: queries, keys, values
-  std::vector<float> qkv_bias;             // [(H + 2 G) P], or empty
-  std::vector<float> query_norm, key_norm; // [P] per head, [H P] and [G P] at full width, or empty
-  Matrix output;                           // [D, H P]
-  std::vector<float> output_bias;          // [D], or empty
-  std::vector<float> post_attention_norm;  // [D]
-  std::optional<Ffn> dense;                // dense layers
-  std::optional<Matrix> router;            // sparse layers: [E, D]
-  std::optional<Ffn> shared;               // sparse layers with a shared expert
-  std::optional<Matrix> shared_gate;       // [1, D]
+  std::vector<float> input_norm;            // [D]
+  Matrix qkv;                               // [(H + 2 G) P, D]: queries, keys, values
+  std::vector<float> qkv_bias;              // [(H + 2 G) P], or empty
+  std::vector<float> query_norm, key_norm;  // [P] per head, [H P] and [G P] at full width, or empty
+  Matrix output;                            // [D, H P]
+  std::vector<float> output_bias;           // [D], or empty
+  std::vector<float> post_attention_norm;   // [D]
+  std::optional<Ffn> dense;                 // dense layers
+  std::optional<Matrix> router;             // sparse layers: [E, D]
+  std::optional<Ffn> shared;                // sparse layers with a shared expert
+  std::optional<Matrix> shared_gate;        // [1, D]
 };
 
 // Constant after loading; thread-safe to read.
@@ -55,7 +55,8 @@ struct ModelWeights {
 };
 
 // `source` has passed CheckTensors. Streams: one tensor at a time is read beside what is packed already.
-absl::StatusOr<ModelWeights> LoadWeights(const checkpoint::TensorSource& source, const checkpoint::ModelConfig& config,
+absl::StatusOr<ModelWeights> LoadWeights(const checkpoint::TensorSource& source,
+                                         const checkpoint::ModelConfig& config,
                                          const checkpoint::WeightNames& names, device::Device& device);
 
 }  // namespace comoe::model

@@ -24,7 +24,8 @@ class Carver {
   void Assign(std::byte* data, device::DeviceId device) const {
     for (const Request& request : requests_) {
       const std::size_t stride = RowStride(request.cols);
-      *request.view = {data, tensor::DType::kF32, request.rows, request.cols, static_cast<std::int64_t>(stride), device};
+      *request.view = {
+          data, tensor::DType::kF32, request.rows, request.cols, static_cast<std::int64_t>(stride), device};
       data += stride * static_cast<std::size_t>(request.rows) * sizeof(float);
     }
   }
@@ -52,7 +53,8 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   };
   // One matrix serves the experts (R K rows of their F) and the dense and shared FFNs (R rows of theirs).
   const std::int64_t scratch_cols =
-      std::max({padded(config.expert_intermediate), padded(config.shared_intermediate), padded(config.dense_intermediate)});
+      std::max({padded(config.expert_intermediate), padded(config.shared_intermediate),
+                padded(config.dense_intermediate)});
 
   Workspace w(max_rows, config);
   Carver carver;
@@ -69,7 +71,8 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   carver.Add(&w.shared_out, max_rows, config.hidden);
   carver.Add(&w.shared_gate, max_rows, 1);
   carver.Add(&w.logits, std::min(max_rows, kLogitsRows), config.vocab_size);
-  COMOE_ASSIGN_OR_RETURN(w.buffer, device.Allocate(device::MemoryKind::kDevice, carver.bytes(), tensor::kWeightAlignment));
+  COMOE_ASSIGN_OR_RETURN(
+      w.buffer, device.Allocate(device::MemoryKind::kDevice, carver.bytes(), tensor::kWeightAlignment));
   carver.Assign(w.buffer.data(), device.id());
 
   w.positions.resize(static_cast<std::size_t>(max_rows));

@@ -12,7 +12,8 @@
 
 namespace comoe::model {
 
-// R is the largest number of rows of a step; a step of T rows uses the first T of each. Owned by the engine thread.
+// R is the largest number of rows of a step; a step of T rows uses the first T of each. Owned by the engine
+// thread.
 struct Workspace {
   static absl::StatusOr<Workspace> Create(const checkpoint::ModelConfig& config, std::int64_t max_rows,
                                           device::Device& device);

@@ -81,7 +81,8 @@ class MoeEngine final : public api::Engine {
                                               std::int64_t num_tokens) override {
     return kv_.Snapshot(groups, num_tokens);
   }
-  absl::Status Restore(const api::StateSnapshot& snapshot, const std::vector<api::GroupState>& groups) override {
+  absl::Status Restore(const api::StateSnapshot& snapshot,
+                       const std::vector<api::GroupState>& groups) override {
     return kv_.Restore(snapshot, groups);
   }
 
@@ -105,9 +106,11 @@ class MoeEngine final : public api::Engine {
       result.logits.insert(result.logits.end(), logits.begin(), logits.end());
     }
     if (span.sample.has_value() && row + 1 == static_cast<std::int64_t>(span.tokens.size())) {
-      // The position of the token that is drawn: the same draw whatever the batch, the chunks or a preemption.
+      // The position of the token that is drawn: the same draw whatever the batch, the chunks or a
+      // preemption.
       const auto position = static_cast<std::uint64_t>(span.start_position + row + 1);
-      COMOE_ASSIGN_OR_RETURN(const sampling::Sampled sampled, sampling::Sample(logits, *span.sample, position, scratch_));
+      COMOE_ASSIGN_OR_RETURN(const sampling::Sampled sampled,
+                             sampling::Sample(logits, *span.sample, position, scratch_));
       result.token = sampled.id;
       result.logprob = sampled.logprob;
     }
@@ -129,17 +132,20 @@ class MoeEngine final : public api::Engine {
 absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
   model::CacheGroups groups = model::MakeCacheGroups(parts.config);
   parts.info.cache_groups = groups.groups;
-  absl::StatusOr<model::KvPool> kv = model::KvPool::Create(parts.config, groups, parts.kv_bytes, *parts.device);
+  absl::StatusOr<model::KvPool> kv =
+      model::KvPool::Create(parts.config, groups, parts.kv_bytes, *parts.device);
   COMOE_RETURN_IF_ERROR(base::Annotate(kv.status(), "KV memory"));
-  absl::StatusOr<model::Workspace> work = model::Workspace::Create(parts.config, parts.max_rows, *parts.device);
+  absl::StatusOr<model::Workspace> work =
+      model::Workspace::Create(parts.config, parts.max_rows, *parts.device);
   COMOE_RETURN_IF_ERROR(base::Annotate(work.status(), "workspace"));
   COMOE_ASSIGN_OR_RETURN(std::unique_ptr<device::Stream> stream, parts.device->CreateStream("compute"));
   return std::make_unique<MoeEngine>(std::move(parts), std::move(groups), *std::move(kv), *std::move(work),
                                      std::move(stream));
 }
 
-api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config, const checkpoint::GenerationDefaults& defaults,
-                             tensor::DType dtype, const std::string& name) {
+api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,
+                             const checkpoint::GenerationDefaults& defaults, tensor::DType dtype,
+                             const std::string& name) {
   const checkpoint::MemoryPlan memory = checkpoint::PlanMemory(config, dtype);
   api::ModelInfo info;
   info.name = name;
@@ -156,7 +162,8 @@ api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config, const checkp
   info.expert_bytes = memory.expert_bytes;
   info.all_expert_bytes = memory.all_experts_bytes;
   info.resident_bytes = memory.resident_bytes;
-  // generation_config.json knows better: chat models end their turns with a token that config.json does not list.
+  // generation_config.json knows better: chat models end their turns with a token that config.json does not
+  // list.
   info.eos_token_ids = defaults.eos_token_ids.empty() ? config.eos_token_ids : defaults.eos_token_ids;
   info.bos_token_id = config.bos_token_id;
   if (defaults.do_sample) {

@@ -25,18 +25,20 @@ struct EngineParts {
   model::ModelWeights weights;
   std::unique_ptr<experts::ExpertCache> experts;
   const kernels::KernelTable* kernels = nullptr;
-  device::Device* device = nullptr;          // outlives the engine
-  api::ExpertDirector* director = nullptr;   // outlives the engine
+  device::Device* device = nullptr;         // outlives the engine
+  api::ExpertDirector* director = nullptr;  // outlives the engine
   std::int64_t max_rows = 512;
   std::int64_t max_sequences = 1;
   std::uint64_t kv_bytes = 0;
 };
 
-// Allocates KV and workspace; after that no step allocates device memory. RESOURCE_EXHAUSTED says what did not fit.
+// Allocates KV and workspace; after that no step allocates device memory. RESOURCE_EXHAUSTED says what did
+// not fit.
 absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts);
 
 // What the model's facts are, for clients and people.
-api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config, const checkpoint::GenerationDefaults& defaults,
-                             tensor::DType dtype, const std::string& name);
+api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,
+                             const checkpoint::GenerationDefaults& defaults, tensor::DType dtype,
+                             const std::string& name);
 
 }  // namespace comoe::runtime

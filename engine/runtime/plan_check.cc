@@ -10,8 +10,8 @@ namespace comoe::runtime {
 namespace {
 
 // Blocks that the rows of a span read or write: from the window's start, or the first, to the last position.
-absl::Status CheckBlocks(const api::PlanSpan& span, const api::CacheGroup& group, const api::GroupState& state,
-                         std::int32_t num_blocks) {
+absl::Status CheckBlocks(const api::PlanSpan& span, const api::CacheGroup& group,
+                         const api::GroupState& state, std::int32_t num_blocks) {
   const std::int64_t end = span.start_position + static_cast<std::int64_t>(span.tokens.size());
   const std::int64_t begin =
       group.window_tokens > 0 ? std::max<std::int64_t>(0, span.start_position - group.window_tokens + 1) : 0;
@@ -29,37 +29,43 @@ absl::Status CheckBlocks(const api::PlanSpan& span, const api::CacheGroup& group
   return absl::OkStatus();
 }
 
-absl::Status CheckSpan(const api::PlanSpan& span, const api::ModelInfo& info, const api::EngineCapacity& capacity) {
+absl::Status CheckSpan(const api::PlanSpan& span, const api::ModelInfo& info,
+                       const api::EngineCapacity& capacity) {
   if (span.tokens.empty()) {
     return absl::InvalidArgumentError("no tokens");
   }
   const auto rows = static_cast<std::int64_t>(span.tokens.size());
   if (span.start_position < 0 || span.start_position > capacity.max_positions - rows) {
-    return absl::InvalidArgumentError(absl::StrCat("positions [", span.start_position, ", ", span.start_position + rows,
-                                                   ") go beyond the ", capacity.max_positions, " that fit"));
+    return absl::InvalidArgumentError(absl::StrCat("positions [", span.start_position, ", ",
+                                                   span.start_position + rows, ") go beyond the ",
+                                                   capacity.max_positions, " that fit"));
   }
   for (const base::TokenId token : span.tokens) {
     if (token < 0 || token >= info.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat("token ", token, " is not in [0, ", info.vocab_size, ")"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", token, " is not in [0, ", info.vocab_size, ")"));
     }
   }
   if (span.groups.size() != info.cache_groups.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("state of ", span.groups.size(), " cache groups, the model has ", info.cache_groups.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "state of ", span.groups.size(), " cache groups, the model has ", info.cache_groups.size()));
   }
   for (std::size_t g = 0; g < span.groups.size(); ++g) {
-    COMOE_RETURN_IF_ERROR(base::Annotate(
-        CheckBlocks(span, info.cache_groups[g], span.groups[g], capacity.num_blocks[g]), absl::StrCat("cache group ", g)));
+    COMOE_RETURN_IF_ERROR(
+        base::Annotate(CheckBlocks(span, info.cache_groups[g], span.groups[g], capacity.num_blocks[g]),
+                       absl::StrCat("cache group ", g)));
   }
   if (span.logits == api::LogitsMode::kNone && (span.sample.has_value() || span.return_logits)) {
     return absl::InvalidArgumentError("sampling or returning logits needs LogitsMode kLast or kAll");
   }
-  return span.sample.has_value() ? api::ValidateSamplingParams(*span.sample, info.vocab_size) : absl::OkStatus();
+  return span.sample.has_value() ? api::ValidateSamplingParams(*span.sample, info.vocab_size)
+                                 : absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status CheckPlan(const api::StepPlan& plan, const api::ModelInfo& info, const api::EngineCapacity& capacity) {
+absl::Status CheckPlan(const api::StepPlan& plan, const api::ModelInfo& info,
+                       const api::EngineCapacity& capacity) {
   if (plan.spans.empty()) {
     return absl::InvalidArgumentError("the plan has no spans");
   }

@@ -8,6 +8,7 @@
 namespace comoe::runtime {
 
 // INVALID_ARGUMENT names span and field.
-absl::Status CheckPlan(const api::StepPlan& plan, const api::ModelInfo& info, const api::EngineCapacity& capacity);
+absl::Status CheckPlan(const api::StepPlan& plan, const api::ModelInfo& info,
+                       const api::EngineCapacity& capacity);
 
 }  // namespace comoe::runtime

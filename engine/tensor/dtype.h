@@ -15,7 +15,9 @@ enum class DType { kF32, kBf16, kF16 };
 absl::string_view DTypeName(DType dtype);  // "F32", "BF16", "F16": safetensors' spelling
 constexpr std::size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
-constexpr float Bf16ToFloat(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+constexpr float Bf16ToFloat(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 // Round to nearest even; NaN stays NaN.
 std::uint16_t FloatToBf16(float value);
 float F16ToFloat(std::uint16_t bits);

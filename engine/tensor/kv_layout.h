@@ -22,7 +22,9 @@ struct KvLayout {
   constexpr std::int64_t key_floats() const { return head_dim * kKvBlockTokens; }
   constexpr std::int64_t head_floats() const { return 2 * head_dim * kKvBlockTokens; }
   constexpr std::int64_t block_floats() const { return kv_heads * head_floats(); }
-  constexpr std::size_t block_bytes() const { return static_cast<std::size_t>(block_floats()) * sizeof(float); }
+  constexpr std::size_t block_bytes() const {
+    return static_cast<std::size_t>(block_floats()) * sizeof(float);
+  }
 };
 
 // All blocks of one layer; block ids index it.
@@ -34,7 +36,9 @@ struct KvView {
   float* keys(base::BlockId block, std::int64_t head) const {
     return data + block.value * layout.block_floats() + head * layout.head_floats();
   }
-  float* values(base::BlockId block, std::int64_t head) const { return keys(block, head) + layout.key_floats(); }
+  float* values(base::BlockId block, std::int64_t head) const {
+    return keys(block, head) + layout.key_floats();
+  }
 };
 
 }  // namespace comoe::tensor

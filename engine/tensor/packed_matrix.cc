@@ -35,8 +35,8 @@ void PackPlainPanel(const std::byte* source, std::int64_t rows, std::int64_t k, 
 
 }  // namespace
 
-void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* target, std::int64_t first_panel,
-                std::int64_t panel_step) {
+void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* target,
+                std::int64_t first_panel, std::int64_t panel_step) {
   const std::size_t row_bytes = static_cast<std::size_t>(layout.k) * DTypeBytes(layout.dtype);
   for (std::int64_t p = 0; p < layout.panels(); ++p) {
     const std::int64_t rows = std::min(kLanes, layout.n - p * kLanes);

@@ -1,17 +1,19 @@
 // The one definition of how weight matrices lie in memory, resident ones and those inside expert blobs alike.
 //
-// A weight is [N, K]: N outputs, K inputs, y[n] = sum_k x[k] w[n, k]. It is cut into panels of 16 outputs; the
-// last panel is filled with zeros. Within a panel the inputs follow each other, so that one output's sum runs
-// over k in order, whatever the number of rows or the vector width:
+// A weight is [N, K]: N outputs, K inputs, y[n] = sum_k x[k] w[n, k]. It is cut into panels of 16 outputs;
+// the last panel is filled with zeros. Within a panel the inputs follow each other, so that one output's sum
+// runs over k in order, whatever the number of rows or the vector width:
 //
-//   BF16     panel p, pair q: 16 outputs x 2 inputs: byte 64 q + 4 i + 2 j holds w[16 p + i, 2 q + j]. An odd K is
-//            filled with a zero column. 64 bytes are one AVX-512 vector: a shift gives the even inputs, a mask the odd
-//            ones. The same bytes are an AMX B tile (16 pairs) and a warp's 32-bit words for mma fragments.
+//   BF16     panel p, pair q: 16 outputs x 2 inputs: byte 64 q + 4 i + 2 j holds w[16 p + i, 2 q + j]. An odd
+//   K is
+//            filled with a zero column. 64 bytes are one AVX-512 vector: a shift gives the even inputs, a
+//            mask the odd ones. The same bytes are an AMX B tile (16 pairs) and a warp's 32-bit words for mma
+//            fragments.
 //   F16      panel p, input k: 16 outputs.
 //   F32      panel p, input k: 16 outputs.
 //
-// A fused gate-and-up matrix has its panels interleaved: panel 2 i holds gate outputs 16 i .. 16 i + 15, panel
-// 2 i + 1 the same outputs of up, so that SwiGLU is applied before anything is stored.
+// A fused gate-and-up matrix has its panels interleaved: panel 2 i holds gate outputs 16 i .. 16 i + 15,
+// panel 2 i + 1 the same outputs of up, so that SwiGLU is applied before anything is stored.
 #pragma once
 
 #include <cstddef>
@@ -47,13 +49,15 @@ struct PackedMatrixView {
   const std::byte* data = nullptr;
   MatrixLayout layout;
 
-  const std::byte* panel(std::int64_t p) const { return data + static_cast<std::size_t>(p) * layout.panel_bytes(); }
+  const std::byte* panel(std::int64_t p) const {
+    return data + static_cast<std::size_t>(p) * layout.panel_bytes();
+  }
 };
 
-// Writes panels for rows [N, K] of `source` (row-major, layout.dtype) to `target`: source panel p goes to panel
-// first_panel + p * panel_step, so step 2 with first 0 or 1 interleaves gate and up. Fill is zero.
-void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* target, std::int64_t first_panel,
-                std::int64_t panel_step);
+// Writes panels for rows [N, K] of `source` (row-major, layout.dtype) to `target`: source panel p goes to
+// panel first_panel + p * panel_step, so step 2 with first 0 or 1 interleaves gate and up. Fill is zero.
+void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* target,
+                std::int64_t first_panel, std::int64_t panel_step);
 
 // w[n, k] as float: for reference kernels and tests. n counts stored outputs (fill is 0).
 float WeightAt(const PackedMatrixView& w, std::int64_t n, std::int64_t k);

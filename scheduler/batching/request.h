@@ -28,6 +28,7 @@ struct Request {
   StopConditions stop;
   absl::Time received = absl::InfinitePast();    // when the RPC arrived: time to first token counts from here
   absl::Time deadline = absl::InfiniteFuture();  // the RPC's
+  bool counted = true;  // false: the service's own warm-up, which is no traffic and in no count or histogram
 };
 
 enum class FinishReason {

@@ -74,6 +74,7 @@ class SchedulerImpl final : public Scheduler {
   void Finish(SequencePtr sequence, FinishReason reason, const absl::Status& status,
               base::TokenId matched_token = -1);
   void FinishRunning(base::SequenceId id, FinishReason reason, const absl::Status& status);
+  void RecordEnd(const Sequence& sequence, const RequestOutcome& outcome);
 
   // Constant after construction.
   api::Engine& engine_;
@@ -289,6 +290,11 @@ absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::St
 }
 
 void SchedulerImpl::RecordStep(const api::StepPlan& plan, absl::Duration elapsed) {
+  if (std::none_of(plan.spans.begin(), plan.spans.end(), [this](const api::PlanSpan& span) {
+        return sequences_.Find(span.sequence)->request.counted;
+      })) {
+    return;
+  }
   const bool prefill = std::any_of(plan.spans.begin(), plan.spans.end(), [this](const api::PlanSpan& span) {
     return NumPromptRows(span, *sequences_.Find(span.sequence)) > 0;
   });
@@ -301,7 +307,9 @@ void SchedulerImpl::Account(const api::StepPlan& plan) {
   for (const api::PlanSpan& span : plan.spans) {
     Sequence& sequence = *sequences_.Find(span.sequence);
     const auto rows = static_cast<std::int64_t>(span.tokens.size());
-    metrics_.prompt_tokens_computed_total.Increment(static_cast<double>(NumPromptRows(span, sequence)));
+    if (sequence.request.counted) {
+      metrics_.prompt_tokens_computed_total.Increment(static_cast<double>(NumPromptRows(span, sequence)));
+    }
     sequence.num_computed += rows;
     sequence.num_undelivered += rows;
   }
@@ -320,7 +328,9 @@ void SchedulerImpl::Deliver(const api::StepResult& result) {
     }
     sequence->tokens.push_back(*span.token);
     sequence->num_undelivered = 0;
-    metrics_.generated_tokens_total.Increment();
+    if (sequence->request.counted) {
+      metrics_.generated_tokens_total.Increment();
+    }
     const GeneratedToken token = {*span.token, span.logprob};
     sequence->observer->OnTokens({&token, 1});
     if (const std::optional<StopDecision> stop =
@@ -358,24 +368,32 @@ void SchedulerImpl::Finish(SequencePtr sequence, FinishReason reason, const absl
   outcome.usage.prompt_tokens = sequence->num_prompt;
   outcome.usage.completion_tokens = sequence->num_generated();
   outcome.timing.queue = Elapsed(sequence->submitted, started ? sequence->started : now);
-  metrics_.request_queue_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.queue));
   if (sequence->num_generated() > 0) {
     const absl::Time received =
         sequence->request.received == absl::InfinitePast() ? sequence->submitted : sequence->request.received;
     outcome.timing.prefill = Elapsed(sequence->started, sequence->first_token);
     outcome.timing.decode = Elapsed(sequence->first_token, sequence->last_token);
     outcome.timing.time_to_first_token = Elapsed(received, sequence->first_token);
-    metrics_.prefill_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.prefill));
-    metrics_.decode_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.decode));
   }
-  if (reason == FinishReason::kAborted || reason == FinishReason::kDeadline ||
-      reason == FinishReason::kDraining) {
-    metrics_.tokens_discarded_abort_total.Increment(static_cast<double>(sequence->num_undelivered));
+  if (sequence->request.counted) {
+    RecordEnd(*sequence, outcome);
   }
 
   mailbox_.FreeId(sequence->request.id);
   sequence->observer->OnFinished(outcome);
   mailbox_.CountEnd();
+}
+
+void SchedulerImpl::RecordEnd(const Sequence& sequence, const RequestOutcome& outcome) {
+  metrics_.request_queue_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.queue));
+  if (sequence.num_generated() > 0) {
+    metrics_.prefill_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.prefill));
+    metrics_.decode_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.decode));
+  }
+  if (outcome.reason == FinishReason::kAborted || outcome.reason == FinishReason::kDeadline ||
+      outcome.reason == FinishReason::kDraining) {
+    metrics_.tokens_discarded_abort_total.Increment(static_cast<double>(sequence.num_undelivered));
+  }
 }
 
 // Invariants 1 to 4 of a step about to run; 5 is asserted in Admit, 6 in Finish, 7 in Sequence::MoveTo.

@@ -127,16 +127,33 @@ class Errors(unittest.TestCase):
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--widen", "10"], "--widen")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--widen", "128,768"], "128")
         self.check(["generate", "--model", os.path.join(FIXTURES, "mixtral"), "--prompt", "x"], "tokenizer.json")
-        self.check(["generate", "--server", "127.0.0.1:1", "--prompt", "x"], "127.0.0.1:1")
+        self.check(["generate", "--server", "127.0.0.1:1", "--prompt", "x"], "127.0.0.1:1", "comoe serve")
+        self.check(["generate", "--server", "127.0.0.1:1", "--model", DEMO, "--prompt", "x"], "--server", "--model")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--greedy", "--temperature", "1"], "--greedy")
+        self.check(["generate", "--model", DEMO, "--prompt", b"\xff"], "UTF-8")
+        self.check(["generate", "--model", DEMO, "--prompt", "x " * 3000], "2047")
+        self.check(["verify", DEMO, "--model", DEMO], "DIR", "--model")
+        self.check(["verify", "/nowhere"], "/nowhere")
+        self.check(["inspect"], "--model")
         self.check(["verify", os.path.join(ROOT, "docs")], "no references")
         self.check(["eval", "--model", DEMO, "--ids", os.path.join(DEMO, "config.json")], "config.json", "ids")
         self.check(["health", "--server", "127.0.0.1:1"], "127.0.0.1:1")
 
     def test_usage_errors(self):
         self.assertNotEqual(run().returncode, 0)
-        self.assertNotEqual(run("fly").returncode, 0)
+        self.assertEqual(run("fly").returncode, 2)
+        self.assertIn(b"'fly'", run("fly").stderr)
+        self.assertEqual(run("generate", "--no-such-flag").returncode, 2)
+        self.assertEqual(run("help").returncode, 0)
         self.assertEqual(run("--help").returncode, 0)
         self.assertEqual(run("--version").stdout.split()[0], b"comoe")
+
+    def test_a_full_disk_is_not_success(self):
+        with open("/dev/full", "wb") as full:
+            for arguments in (["tokenize", "--model", DEMO, "x"], ["inspect", "--model", DEMO]):
+                got = subprocess.run([COMOE, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+                self.assertEqual(got.returncode, 1, arguments)
+                self.assertIn(b"could not be written", got.stderr)
 
     def test_verify_fails_when_a_reference_differs(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,8 @@ class CpuDevice final : public Device {
     void* data = std::aligned_alloc(align, base::AlignUp(std::max<std::size_t>(bytes, 1), align));
     if (data == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat("no ", base::FormatBytes(bytes), " of host memory (",
-                                                       base::FormatBytes(memory(kind).free_bytes), " available)"));
+                                                       base::FormatBytes(memory(kind).free_bytes),
+                                                       " available)"));
     }
     if (large) {
       ::madvise(data, bytes, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong

@@ -32,7 +32,8 @@ TEST(DispatchPlan, EverySlotServesItsRowAndExpert) {
     std::vector<std::int32_t> experts;
     const auto rows = static_cast<std::int64_t>(base::RandomBits(seed, 0) % kRows) + 1;
     for (std::int64_t i = 0; i < rows * kTop; ++i) {
-      experts.push_back(static_cast<std::int32_t>(base::RandomBits(seed, static_cast<std::uint64_t>(i) + 1) % kExperts));
+      experts.push_back(
+          static_cast<std::int32_t>(base::RandomBits(seed, static_cast<std::uint64_t>(i) + 1) % kExperts));
     }
     plan.Build(experts);
     std::vector<std::int32_t> expert_of_slot(experts.size(), -1);

@@ -22,7 +22,8 @@ std::string FixtureFolder(const std::string& name) {
   return std::string(root != nullptr ? root : ".") + "/tests/fixtures/checkpoints/" + name;
 }
 
-std::unique_ptr<cli::EngineBundle> Load(const std::string& name, int threads, const std::string& kernels, std::int64_t rows) {
+std::unique_ptr<cli::EngineBundle> Load(const std::string& name, int threads, const std::string& kernels,
+                                        std::int64_t rows) {
   cli::EngineOptions options;
   options.model = FixtureFolder(name);
   options.threads = threads;
@@ -44,13 +45,16 @@ std::vector<base::TokenId> RandomPrompt(std::uint64_t seed, std::int64_t tokens)
 }
 
 // Logits of every position of `prompt`, fed in chunks of `chunk` tokens.
-std::vector<float> LogitsInChunks(api::Engine& engine, const std::vector<base::TokenId>& prompt, std::size_t chunk) {
+std::vector<float> LogitsInChunks(api::Engine& engine, const std::vector<base::TokenId>& prompt,
+                                  std::size_t chunk) {
   cli::OfflineSequence sequence(engine);
   std::vector<float> all;
   for (std::size_t begin = 0; begin < prompt.size(); begin += chunk) {
-    const absl::Status status = sequence.AppendWithLogits(
-        absl::MakeConstSpan(prompt).subspan(begin, chunk),
-        [&all](std::int64_t /*position*/, absl::Span<const float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
+    const absl::Status status =
+        sequence.AppendWithLogits(absl::MakeConstSpan(prompt).subspan(begin, chunk),
+                                  [&all](std::int64_t /*position*/, absl::Span<const float> logits) {
+                                    all.insert(all.end(), logits.begin(), logits.end());
+                                  });
     EXPECT_TRUE(status.ok()) << status;
   }
   return all;
@@ -67,7 +71,8 @@ TEST_P(EngineFixture, ChunksDoNotMatter) {
   ASSERT_NE(bundle, nullptr);
   const std::vector<base::TokenId> prompt = RandomPrompt(1, kPromptTokens);
   const std::vector<float> whole = LogitsInChunks(bundle->engine(), prompt, 64);
-  for (const std::size_t chunk : {std::size_t{1}, std::size_t{2}, std::size_t{7}, std::size_t{16}, std::size_t{23}}) {
+  for (const std::size_t chunk :
+       {std::size_t{1}, std::size_t{2}, std::size_t{7}, std::size_t{16}, std::size_t{23}}) {
     EXPECT_TRUE(SameBits(whole, LogitsInChunks(bundle->engine(), prompt, chunk))) << "chunks of " << chunk;
   }
 }
@@ -77,7 +82,8 @@ TEST_P(EngineFixture, ThreadsDoNotMatter) {
   const std::unique_ptr<cli::EngineBundle> one = Load(GetParam(), 1, "best", 64);
   const std::unique_ptr<cli::EngineBundle> three = Load(GetParam(), 3, "best", 64);
   ASSERT_TRUE(one != nullptr && three != nullptr);
-  EXPECT_TRUE(SameBits(LogitsInChunks(one->engine(), prompt, 64), LogitsInChunks(three->engine(), prompt, 64)));
+  EXPECT_TRUE(
+      SameBits(LogitsInChunks(one->engine(), prompt, 64), LogitsInChunks(three->engine(), prompt, 64)));
 }
 
 TEST_P(EngineFixture, FastKernelsAgreeWithTheReference) {
@@ -133,8 +139,11 @@ TEST_P(EngineFixture, NeighboursDoNotMatter) {
   absl::StatusOr<api::StepResult> result = engine.Step(together);
   ASSERT_TRUE(result.ok()) << result.status();
   for (std::size_t s = 0; s < 3; ++s) {
-    const auto first = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(together.spans[s].start_position) * vocab);
-    EXPECT_TRUE(SameBits(std::vector<float>(alone[s].begin() + first, alone[s].end()), result->spans[s].logits)) << s;
+    const auto first =
+        static_cast<std::ptrdiff_t>(static_cast<std::size_t>(together.spans[s].start_position) * vocab);
+    EXPECT_TRUE(
+        SameBits(std::vector<float>(alone[s].begin() + first, alone[s].end()), result->spans[s].logits))
+        << s;
   }
 }
 
@@ -161,12 +170,14 @@ TEST_P(EngineFixture, SnapshotsMoveASequence) {
   span.return_logits = true;
   absl::StatusOr<api::StepResult> result = engine.Step(plan);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_TRUE(SameBits({whole.begin() + static_cast<std::ptrdiff_t>(25 * vocab), whole.end()}, result->spans[0].logits));
+  EXPECT_TRUE(SameBits({whole.begin() + static_cast<std::ptrdiff_t>(25 * vocab), whole.end()},
+                       result->spans[0].logits));
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, EngineFixture,
-                         ::testing::Values("mixtral", "mixtral_swa8", "mixtral_f16", "qwen2_moe", "qwen2_moe_swa_step2",
-                                           "qwen3_moe", "qwen3_moe_yarn_legacy", "olmoe", "olmoe_clip_f32"));
+                         ::testing::Values("mixtral", "mixtral_swa8", "mixtral_f16", "qwen2_moe",
+                                           "qwen2_moe_swa_step2", "qwen3_moe", "qwen3_moe_yarn_legacy",
+                                           "olmoe", "olmoe_clip_f32"));
 
 TEST(Engine, RefusesABadPlanAndGoesOn) {
   const std::unique_ptr<cli::EngineBundle> bundle = Load("qwen3_moe", 1, "best", 64);

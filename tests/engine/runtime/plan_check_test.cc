@@ -61,7 +61,8 @@ const BadPlan kBadPlans[] = {
     {"NoSpans", [](api::StepPlan& p) { p.spans.clear(); }, "no spans"},
     {"TooManySpans", [](api::StepPlan& p) { p.spans.resize(3, p.spans[0]); }, "3 sequences"},
     {"NoTokens", [](api::StepPlan& p) { p.spans[0].tokens.clear(); }, "span 0: no tokens"},
-    {"TooManyRows", [](api::StepPlan& p) {
+    {"TooManyRows",
+     [](api::StepPlan& p) {
        p.spans[0].start_position = 0;
        p.spans[0].tokens.resize(33, 1);
        p.spans[0].groups[1].blocks[0] = {6};
@@ -71,16 +72,22 @@ const BadPlan kBadPlans[] = {
     {"TokenNegative", [](api::StepPlan& p) { p.spans[0].tokens[1] = -1; }, "token -1"},
     {"PositionNegative", [](api::StepPlan& p) { p.spans[0].start_position = -1; }, "positions"},
     {"PositionTooHigh", [](api::StepPlan& p) { p.spans[0].start_position = 61; }, "go beyond the 64"},
-    {"PositionAbsurd", [](api::StepPlan& p) { p.spans[0].start_position = std::numeric_limits<std::int64_t>::max(); },
+    {"PositionAbsurd",
+     [](api::StepPlan& p) { p.spans[0].start_position = std::numeric_limits<std::int64_t>::max(); },
      "go beyond the 64"},
     {"GroupMissing", [](api::StepPlan& p) { p.spans[0].groups.pop_back(); }, "1 cache groups"},
-    {"BlockMissing", [](api::StepPlan& p) { p.spans[0].groups[0].blocks.pop_back(); }, "cache group 0: 2 blocks"},
+    {"BlockMissing", [](api::StepPlan& p) { p.spans[0].groups[0].blocks.pop_back(); },
+     "cache group 0: 2 blocks"},
     {"BlockOutOfRange", [](api::StepPlan& p) { p.spans[0].groups[0].blocks[0] = {10}; }, "block 10"},
-    {"FullGroupWithHole", [](api::StepPlan& p) { p.spans[0].groups[0].blocks[0] = base::kNoBlock; }, "block -1"},
-    {"WindowWithHole", [](api::StepPlan& p) { p.spans[0].groups[1].blocks[1] = base::kNoBlock; }, "cache group 1: block -1"},
-    {"SampleWithoutLogits", [](api::StepPlan& p) { p.spans[0].logits = api::LogitsMode::kNone; }, "LogitsMode"},
+    {"FullGroupWithHole", [](api::StepPlan& p) { p.spans[0].groups[0].blocks[0] = base::kNoBlock; },
+     "block -1"},
+    {"WindowWithHole", [](api::StepPlan& p) { p.spans[0].groups[1].blocks[1] = base::kNoBlock; },
+     "cache group 1: block -1"},
+    {"SampleWithoutLogits", [](api::StepPlan& p) { p.spans[0].logits = api::LogitsMode::kNone; },
+     "LogitsMode"},
     {"BadSampling",
-     [](api::StepPlan& p) { p.spans[0].sample->temperature = std::numeric_limits<float>::quiet_NaN(); }, "temperature"},
+     [](api::StepPlan& p) { p.spans[0].sample->temperature = std::numeric_limits<float>::quiet_NaN(); },
+     "temperature"},
 };
 INSTANTIATE_TEST_SUITE_P(All, CheckPlanRefuses, ::testing::ValuesIn(kBadPlans),
                          [](const ::testing::TestParamInfo<BadPlan>& bad) { return bad.param.name; });
