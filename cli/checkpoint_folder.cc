@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/api/sampling_params.h"
 #include "engine/base/log.h"
 #include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
@@ -35,7 +36,30 @@ absl::Status ApplyWiden(const std::string& widen, CheckpointFolder& folder) {
   return absl::OkStatus();
 }
 
+// Defaults that no request could use are the file's fault, not the client's.
+absl::Status CheckGeneration(const CheckpointFolder& folder) {
+  const checkpoint::GenerationDefaults& defaults = folder.generation;
+  for (const std::int32_t id : defaults.eos_token_ids) {
+    if (id < 0 || id >= folder.config.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("eos_token_id is ", id, ", not in the vocabulary of ", folder.config.vocab_size));
+    }
+  }
+  api::SamplingParams sampling;
+  if (defaults.do_sample) {
+    sampling.temperature = static_cast<float>(defaults.temperature);
+    sampling.top_p = static_cast<float>(defaults.top_p);
+    sampling.top_k = defaults.top_k;
+  }
+  return api::ValidateSamplingParams(sampling, static_cast<std::int32_t>(folder.config.vocab_size));
+}
+
 }  // namespace
+
+bool IsThere(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::not_found;
+}
 
 absl::StatusOr<CheckpointFolder> OpenCheckpoint(const std::string& directory, const std::string& widen) {
   if (directory.empty()) {
@@ -54,9 +78,10 @@ absl::StatusOr<CheckpointFolder> OpenCheckpoint(const std::string& directory, co
   COMOE_ASSIGN_OR_RETURN(folder.config_json, base::ReadFile(config_path, kConfigLimitBytes));
   COMOE_ASSIGN_OR_RETURN(folder.config, checkpoint::ParseModelConfig(folder.config_json, config_path));
   const std::string generation_path = directory + "/generation_config.json";
-  if (std::filesystem::exists(generation_path, error)) {
+  if (IsThere(generation_path)) {
     COMOE_ASSIGN_OR_RETURN(const std::string json, base::ReadFile(generation_path, kConfigLimitBytes));
     COMOE_ASSIGN_OR_RETURN(folder.generation, checkpoint::ParseGenerationDefaults(json, generation_path));
+    COMOE_RETURN_IF_ERROR(base::Annotate(CheckGeneration(folder), generation_path));
   }
   COMOE_ASSIGN_OR_RETURN(folder.source, checkpoint::OpenSafetensors(directory));
   COMOE_ASSIGN_OR_RETURN(folder.tensors, checkpoint::CheckTensors(folder.config, *folder.source));

@@ -20,6 +20,10 @@ struct CheckpointFolder {
   checkpoint::TensorReport tensors;
 };
 
+// Whether a folder has an entry of that name. A link that leads nowhere counts: opening it fails and says so,
+// while a file that only seems absent would be passed over in silence.
+bool IsThere(const std::string& path);
+
 // Parses and checks everything but loads no weights. `widen` is "" or "H,I".
 absl::StatusOr<CheckpointFolder> OpenCheckpoint(const std::string& directory, const std::string& widen);
 

@@ -192,9 +192,13 @@ absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& op
   auto bundle = std::make_unique<Bundle>();
   bundle->device_ = device::MakeCpuDevice(options.threads > 0 ? options.threads : base::UsableCores());
   const std::string tokenizer_path = options.model + "/tokenizer.json";
-  std::error_code error;
-  if (std::filesystem::exists(tokenizer_path, error)) {
+  if (IsThere(tokenizer_path)) {
     COMOE_ASSIGN_OR_RETURN(bundle->tokenizer_, tokenizer::Tokenizer::Load(tokenizer_path));
+    if (bundle->tokenizer_->vocab_size() > folder.config.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          tokenizer_path, " has token ids up to ", bundle->tokenizer_->vocab_size() - 1,
+          ", but config.json's vocab_size is ", folder.config.vocab_size, ": they are not of one model"));
+    }
   }
   COMOE_RETURN_IF_ERROR(LoadParts(options, folder, kv_bytes, *bundle));
   bundle->load_seconds_ = absl::ToDoubleSeconds(absl::Now() - start);

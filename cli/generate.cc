@@ -34,7 +34,8 @@ api::SamplingParams SamplingOf(const RemoteGenerateOptions& flags, const api::Mo
   api::SamplingParams sampling = info.default_sampling;
   sampling.temperature = flags.greedy ? 0.0F : flags.temperature.value_or(sampling.temperature);
   sampling.top_p = flags.top_p.value_or(sampling.top_p);
-  sampling.top_k = flags.top_k.value_or(sampling.top_k);
+  sampling.top_k =
+      flags.top_k.value_or(sampling.top_k) == -1 ? 0 : flags.top_k.value_or(sampling.top_k);  // -1 is off
   sampling.seed = flags.seed.has_value() ? *flags.seed : base::DrawSeed();
   return sampling;
 }
@@ -71,8 +72,10 @@ absl::Status GenerateHere(const GenerateOptions& options) {
   OfflineSequence sequence(bundle->engine());
   tokenizer::StreamDecoder decoder(tokenizer, /*skip_special_tokens=*/true);
   for (std::int64_t i = 0; i < options.remote.max_tokens; ++i) {
-    if (sequence.position() + static_cast<std::int64_t>(next.size()) > max_positions) {
-      break;  // the context is full: what there is, is the answer
+    if (sequence.position() + static_cast<std::int64_t>(next.size()) >= max_positions) {
+      std::fprintf(stderr, "\ncomoe: stopped after %lld tokens: the context of %lld is full\n",
+                   static_cast<long long>(i), static_cast<long long>(max_positions));
+      break;
     }
     COMOE_ASSIGN_OR_RETURN(const api::SpanResult result, sequence.AppendAndSample(next, sampling));
     if (IsEos(info, *result.token)) {

@@ -2,12 +2,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
 
 namespace comoe::cli {
 namespace {
 
 void LogForGrpc(gpr_log_func_args* args) { base::Log(base::LogLevel::kDebug, "grpc", args->message); }
+
+// Protobuf complains of every string that is not UTF-8: a client's doing, so not for the log of the service.
+void LogForProtobuf(google::protobuf::LogLevel /*level*/, const char* /*file*/, int /*line*/,
+                    const std::string& message) {
+  base::Log(base::LogLevel::kDebug, "protobuf", message);
+}
 
 }  // namespace
 
@@ -28,6 +35,9 @@ absl::Status SetLogLevelByName(absl::string_view name) {
   return absl::OkStatus();
 }
 
-void RouteGrpcLog() { gpr_set_log_function(&LogForGrpc); }
+void RouteGrpcLog() {
+  gpr_set_log_function(&LogForGrpc);
+  google::protobuf::SetLogHandler(&LogForProtobuf);
+}
 
 }  // namespace comoe::cli

@@ -136,6 +136,10 @@ absl::Status Serve(ServeOptions options) {
   options.server.drain_timeout = absl::Seconds(options.drain_timeout_s);
   options.server.limits.stream_stall_timeout = absl::Seconds(options.stream_stall_timeout_s);
   COMOE_RETURN_IF_ERROR(SetLogLevelByName(options.log_level));
+  if (!(options.drain_timeout_s >= 0.0) || !(options.stream_stall_timeout_s > 0.0)) {
+    return absl::InvalidArgumentError(
+        "--drain-timeout is at least 0 seconds, --stream-stall-timeout above 0");
+  }
   COMOE_RETURN_IF_ERROR(server::ValidateServerConfig(options.server));
   if (options.engine.model.empty()) {
     return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");

@@ -8,6 +8,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "cli/checkpoint_folder.h"
 #include "cli/command.h"
 #include "cli/json_file.h"
 #include "engine/base/status_macros.h"
@@ -22,11 +23,6 @@ struct VerifyOptions {
   std::int64_t trace_sequences = 0;
   bool json = false;
 };
-
-bool Exists(const std::string& path) {
-  std::error_code error;
-  return std::filesystem::exists(path, error);
-}
 
 void Print(const std::vector<Check>& checks, bool json, const std::string& directory) {
   if (!json) {
@@ -78,13 +74,13 @@ absl::Status VerifyModel(const VerifyOptions& options, bool has_logits, std::vec
   if (has_logits) {
     COMOE_RETURN_IF_ERROR(add(VerifyLogits(context)));
   }
-  if (Exists(directory + "/golden_greedy.json")) {
+  if (IsThere(directory + "/golden_greedy.json")) {
     COMOE_RETURN_IF_ERROR(add(VerifyGreedy(context)));
   }
-  if (Exists(directory + "/golden_nll.json")) {
+  if (IsThere(directory + "/golden_nll.json")) {
     COMOE_RETURN_IF_ERROR(add(VerifyNll(context)));
   }
-  if (Exists(directory + "/routing_trace.npz") && options.engine.widen.empty()) {
+  if (IsThere(directory + "/routing_trace.npz") && options.engine.widen.empty()) {
     COMOE_RETURN_IF_ERROR(add(VerifyRouting(context, log, options.trace_sequences)));
   }
   return absl::OkStatus();
@@ -92,7 +88,7 @@ absl::Status VerifyModel(const VerifyOptions& options, bool has_logits, std::vec
 
 absl::Status Verify(const VerifyOptions& options) {
   const std::string& directory = options.engine.model;
-  bool has_golden = Exists(directory + "/golden.json");
+  bool has_golden = IsThere(directory + "/golden.json");
   bool tokenizer_cases = false;
   if (has_golden) {
     COMOE_ASSIGN_OR_RETURN(const nlohmann::json golden, ReadJsonFile(directory + "/golden.json"));
@@ -102,10 +98,10 @@ absl::Status Verify(const VerifyOptions& options) {
   if (tokenizer_cases) {
     COMOE_RETURN_IF_ERROR(VerifyTokenizer(directory, checks));
   }
-  const bool has_references = (has_golden && !tokenizer_cases) || Exists(directory + "/golden_greedy.json") ||
-                              Exists(directory + "/golden_nll.json") ||
-                              Exists(directory + "/routing_trace.npz");
-  if (has_references && Exists(directory + "/config.json")) {
+  const bool has_references =
+      (has_golden && !tokenizer_cases) || IsThere(directory + "/golden_greedy.json") ||
+      IsThere(directory + "/golden_nll.json") || IsThere(directory + "/routing_trace.npz");
+  if (has_references && IsThere(directory + "/config.json")) {
     COMOE_RETURN_IF_ERROR(VerifyModel(options, has_golden && !tokenizer_cases, checks));
   }
   if (checks.empty()) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -210,7 +211,9 @@ absl::Status InferenceService::RunAbort(const v1::AbortRequest& request, v1::Abo
     COMOE_RETURN_IF_ERROR(CheckRequestId(absl::StrCat("request_ids[", i, "]"), request.request_ids(i)));
   }
   std::uint32_t aborted = 0;
-  for (const std::string& id : request.request_ids()) {
+  // An id that is named twice is one request.
+  for (const std::string& id :
+       std::set<std::string>(request.request_ids().begin(), request.request_ids().end())) {
     aborted += backend->scheduler->Cancel(id) ? 1 : 0;
   }
   response->set_aborted(aborted);

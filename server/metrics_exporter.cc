@@ -260,7 +260,11 @@ base::Histogram& MetricsExporter::AddHistogram(absl::string_view name, absl::str
 
 absl::Status MetricsExporter::Listen(absl::string_view address) {
   try {
-    auto exposer = std::make_unique<prometheus::Exposer>(std::string(address), 1);
+    // Several threads and a short wait for a request's bytes: a client that sends half of one must not keep
+    // the others from being served.
+    auto exposer = std::make_unique<prometheus::Exposer>(
+        std::vector<std::string>{"listening_ports", std::string(address), "num_threads", "4",
+                                 "request_timeout_ms", "2000", "enable_keep_alive", "no"});
     exposer->RegisterCollectable(impl_->registry);
     exposer->RegisterCollectable(impl_->process);
     const std::vector<int> ports = exposer->GetListeningPorts();

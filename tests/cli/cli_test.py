@@ -148,6 +148,37 @@ class Errors(unittest.TestCase):
         self.assertEqual(run("--help").returncode, 0)
         self.assertEqual(run("--version").stdout.split()[0], b"comoe")
 
+    def altered_demo(self, folder, name, change):
+        """A folder that is the demo model but for one file."""
+        for entry in os.listdir(DEMO):
+            if entry != name:
+                os.symlink(os.path.join(DEMO, entry), os.path.join(folder, entry))
+        with open(os.path.join(DEMO, name), encoding="utf-8") as file:
+            document = json.load(file)
+        change(document)
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            json.dump(document, file)
+
+    def test_files_that_do_not_belong_together(self):
+        for name, change, word in (
+                ("generation_config.json", lambda d: d.update(temperature=5), "temperature"),
+                ("generation_config.json", lambda d: d.update(eos_token_id=8192), "eos_token_id"),
+                ("config.json", lambda d: d.update(eos_token_id=8192), "eos_token_id"),
+                ("tokenizer.json", lambda d: d["model"]["vocab"].update({"unheard": 8192}), "vocab_size")):
+            with tempfile.TemporaryDirectory() as folder:
+                self.altered_demo(folder, name, change)
+                self.check(["generate", "--model", folder, "--prompt", "x", "--max-tokens", "1"], name, word)
+        with tempfile.TemporaryDirectory() as folder:
+            self.altered_demo(folder, "generation_config.json", lambda d: None)
+            os.remove(os.path.join(folder, "generation_config.json"))
+            os.symlink("generation_config.json", os.path.join(folder, "generation_config.json"))
+            self.check(["generate", "--model", folder, "--prompt", "x"], "generation_config.json")
+
+    def test_a_full_context_ends_the_text(self):
+        got = run("generate", "--model", DEMO, "--prompt", "1" * 2040, "--greedy", "--max-tokens", "50")
+        self.assertEqual(got.returncode, 0)
+        self.assertIn(b"2048 is full", got.stderr)
+
     def test_a_full_disk_is_not_success(self):
         with open("/dev/full", "wb") as full:
             for arguments in (["tokenize", "--model", DEMO, "x"], ["inspect", "--model", DEMO]):
