@@ -2,7 +2,7 @@
 # Builds and runs the tests; installs what is missing first. Ends with ctest's summary, and fails if anything did.
 # Usage: deploy/test.sh [--preset NAME] [--asan] [--slow] [--tidy-base REV] [--jobs N]
 #   (none)           preset ci: labels unit and e2e
-#   --preset NAME    that preset instead (debug, asan, tsan, ...); tsan runs the unit tests only
+#   --preset NAME    that preset instead (debug, asan, tsan, ...); tsan runs the unit tests only, fuzz the fuzzers only
 #   --asan           AddressSanitizer and UBSan before preset ci
 #   --slow           before preset ci: clang with thread-safety analysis, clang-tidy, every fuzzer for a minute,
 #                    tsan, asan; and preset ci also runs the tests with label slow
@@ -122,6 +122,10 @@ if [ $slow = yes ]; then
   run_tidy
   run_fuzzers
   run_tests tsan "unit"
+fi
+if [ "$preset" = fuzz ]; then
+  run_fuzzers
+  exit 0
 fi
 if [ $asan = yes ] || [ $slow = yes ]; then
   [ "$preset" = asan ] || run_tests asan "unit|e2e"
