@@ -36,9 +36,8 @@ absl::Status CheckSpan(const api::PlanSpan& span, const api::ModelInfo& info,
   }
   const auto rows = static_cast<std::int64_t>(span.tokens.size());
   if (span.start_position < 0 || span.start_position > capacity.max_positions - rows) {
-    return absl::InvalidArgumentError(absl::StrCat("positions [", span.start_position, ", ",
-                                                   span.start_position + rows, ") go beyond the ",
-                                                   capacity.max_positions, " that fit"));
+    return absl::InvalidArgumentError(absl::StrCat(rows, " positions from ", span.start_position,
+                                                   " on go beyond the ", capacity.max_positions, " that fit"));
   }
   for (const base::TokenId token : span.tokens) {
     if (token < 0 || token >= info.vocab_size) {
