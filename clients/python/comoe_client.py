@@ -17,17 +17,17 @@ import sys
 
 try:
     import grpc
-    from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 except ModuleNotFoundError as missing:
     sys.exit(f"{missing}; on Debian: apt-get install python3-grpcio python3-protobuf, then run with /usr/bin/python3")
+
+from comoe.dynamic_messages import make_messages, message_class
 
 REFLECTION_PACKAGE = "grpc.reflection.v1alpha"
 HEALTH_PACKAGE = "grpc.health.v1"
 HEALTH_STATES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 
-# The few messages of the two standard protocols that are needed, as {message: [(field, number, type, repeated)]}.
-# A type that is no scalar names a message of the same package. Fields of a oneof need no mark: on the wire they are
-# like others.
+# The few messages of the two standard protocols that are needed, as make_messages takes them.
 REFLECTION_MESSAGES = {
     "ServerReflectionRequest": [
         ("file_by_filename", 3, "string", False),
@@ -54,41 +54,13 @@ class ClientError(Exception):
     """Something the user can understand and mend."""
 
 
-def message_class(descriptor):
-    """The Python class of a message; the way to it changed between versions of protobuf."""
-    if hasattr(message_factory, "GetMessageClass"):
-        return message_factory.GetMessageClass(descriptor)
-    return message_factory.MessageFactory(descriptor.file.pool).GetPrototype(descriptor)
-
-
-def standard_messages(package, messages):
-    """{message: class} of a table as above."""
-    field_type = descriptor_pb2.FieldDescriptorProto
-    scalars = {"string": field_type.TYPE_STRING, "bytes": field_type.TYPE_BYTES, "int32": field_type.TYPE_INT32}
-    # proto2, so that a present but empty `list_services` goes over the wire.
-    file = descriptor_pb2.FileDescriptorProto(name=package + ".proto", package=package, syntax="proto2")
-    for name, fields in messages.items():
-        message = file.message_type.add(name=name)
-        for field_name, number, kind, repeated in fields:
-            field = message.field.add(name=field_name, number=number)
-            field.label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
-            if kind in scalars:
-                field.type = scalars[kind]
-            else:
-                field.type = field_type.TYPE_MESSAGE
-                field.type_name = f".{package}.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return {name: message_class(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
-
-
 class Client:
     """One server, its services found by reflection. Not thread-safe."""
 
     def __init__(self, channel, timeout_s=None):
         self._channel = channel
         self._timeout_s = timeout_s
-        self._reflection = standard_messages(REFLECTION_PACKAGE, REFLECTION_MESSAGES)
+        self._reflection = make_messages(REFLECTION_PACKAGE, REFLECTION_MESSAGES)
         self._pool = descriptor_pool.DescriptorPool()
         self._loaded = set()  # file names
 
@@ -149,7 +121,7 @@ class Client:
 
     def health(self, service=""):
         """SERVING, NOT_SERVING, ... of grpc.health.v1."""
-        messages = standard_messages(HEALTH_PACKAGE, HEALTH_MESSAGES)
+        messages = make_messages(HEALTH_PACKAGE, HEALTH_MESSAGES)
         check = self._channel.unary_unary(
             f"/{HEALTH_PACKAGE}.Health/Check",
             request_serializer=messages["HealthCheckRequest"].SerializeToString,
