@@ -11,7 +11,7 @@ build_packages=(
   g++ cmake ninja-build pkg-config ccache curl python3 python3-grpcio python3-protobuf
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev prometheus-cpp-dev
   nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libhwy-dev libxxhash-dev libzip-dev
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev
 )
 clang_packages=(clang clang-tidy clang-format libclang-rt-14-dev)
 

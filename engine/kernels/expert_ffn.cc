@@ -1,6 +1,7 @@
 #include "engine/kernels/expert_ffn.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/bytes.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/validate.h"
@@ -8,7 +9,7 @@
 namespace comoe::kernels {
 namespace {
 
-constexpr char kOp[] = "ExpertFfn";
+constexpr absl::string_view kOp = "ExpertFfn";
 
 absl::Status CheckExpert(const ExpertFfnArgs& args, const tensor::BlobLayout& layout,
                          const ExpertRows& work) {

@@ -1,13 +1,14 @@
 #include "engine/kernels/moe_combine.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 
 absl::Status MoeCombine(const KernelTable& table, const MoeCombineArgs& args, device::Stream& stream) {
-  constexpr char kOp[] = "MoeCombine";
+  constexpr absl::string_view kOp = "MoeCombine";
   const std::int64_t rows = args.out.rows;
   const std::int64_t cols = args.out.cols;
   COMOE_RETURN_IF_ERROR(CheckMatrix(kOp, "out", args.out, rows, cols));

@@ -1,13 +1,14 @@
 #include "engine/kernels/moe_gate.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 
 absl::Status MoeGate(const KernelTable& table, const MoeGateArgs& args, device::Stream& stream) {
-  constexpr char kOp[] = "MoeGate";
+  constexpr absl::string_view kOp = "MoeGate";
   COMOE_RETURN_IF_ERROR(CheckMatrix(kOp, "logits", args.logits, args.logits.rows, args.logits.cols));
   if (args.experts_per_row < 1 || args.experts_per_row > args.logits.cols) {
     return BadArgument(kOp, absl::StrCat(args.experts_per_row, " experts a row of ", args.logits.cols));

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 
 absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device::Stream& stream) {
-  constexpr char kOp[] = "AppendKv";
+  constexpr absl::string_view kOp = "AppendKv";
   COMOE_RETURN_IF_ERROR(CheckKv(kOp, args.kv));
   const std::int64_t cols = args.kv.layout.kv_heads * args.kv.layout.head_dim;
   COMOE_RETURN_IF_ERROR(CheckMatrix(kOp, "keys", args.keys, args.keys.rows, cols));
@@ -21,7 +22,7 @@ absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device
 }
 
 absl::Status Attention(const KernelTable& table, const AttentionArgs& args, device::Stream& stream) {
-  constexpr char kOp[] = "Attention";
+  constexpr absl::string_view kOp = "Attention";
   COMOE_RETURN_IF_ERROR(CheckKv(kOp, args.kv));
   if (args.heads < 1 || args.heads % args.kv.layout.kv_heads != 0) {
     return BadArgument(kOp, absl::StrCat(args.heads, " query heads do not share ", args.kv.layout.kv_heads,

@@ -1,13 +1,14 @@
 #include "engine/kernels/rms_norm.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 
 absl::Status RmsNorm(const KernelTable& table, const RmsNormArgs& args, device::Stream& stream) {
-  constexpr char kOp[] = "RmsNorm";
+  constexpr absl::string_view kOp = "RmsNorm";
   if (args.groups < 1 || args.weight.empty()) {
     return BadArgument(kOp, absl::StrCat(args.groups, " groups of ", args.weight.size()));
   }

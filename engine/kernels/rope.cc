@@ -1,13 +1,14 @@
 #include "engine/kernels/rope.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/validate.h"
 
 namespace comoe::kernels {
 
 absl::Status Rope(const KernelTable& table, const RopeArgs& args, device::Stream& stream) {
-  constexpr char kOp[] = "Rope";
+  constexpr absl::string_view kOp = "Rope";
   if (args.heads < 1 || args.x.cols % (2 * args.heads) != 0) {
     return BadArgument(kOp,
                        absl::StrCat(args.x.cols, " columns are not ", args.heads, " heads of an even size"));

@@ -7,17 +7,41 @@
 #include <cstring>
 #include <string>
 
+#include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/bytes.h"
 #include "engine/base/host.h"
+#include "engine/base/sync.h"
 
 namespace comoe::device {
 namespace {
 
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
+// Smaller buffers share chunks of this, or each matrix of a small model would lie on pages of its own.
+constexpr std::size_t kChunkBytes = 4 * kHugePageBytes;
+#ifdef ABSL_HAVE_ADDRESS_SANITIZER
+constexpr bool kShareChunks = false;  // so that it sees the end of each buffer
+#else
+constexpr bool kShareChunks = true;
+#endif
+
 // Named, because GCC 12 takes the empty state of a lambda in an AnyInvocable for uninitialised.
 void FreeBytes(std::byte* data) { std::free(data); }
+
+// Memory on huge pages, or nullptr: weights are read from end to end, and 4 KiB pages cost TLB misses.
+std::byte* AllocateHugePages(std::size_t bytes, std::size_t alignment) {
+  const std::size_t rounded = base::AlignUp(bytes, alignment);
+  void* data = std::aligned_alloc(alignment, rounded);
+  if (data != nullptr) {
+    ::madvise(data, rounded, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong
+  }
+  return static_cast<std::byte*>(data);
+}
+
+struct FreeChunk {
+  void operator()(std::byte* data) const { std::free(data); }
+};
 
 class CpuDevice final : public Device {
  public:
@@ -36,19 +60,27 @@ class CpuDevice final : public Device {
   }
 
   absl::StatusOr<Buffer> Allocate(MemoryKind kind, std::size_t bytes, std::size_t alignment) override {
-    // Large buffers start on a huge page: weights are read from end to end, and 4 KiB pages cost TLB misses.
-    const bool large = bytes >= kHugePageBytes;
-    const std::size_t align = std::max({alignment, sizeof(void*), large ? kHugePageBytes : std::size_t{64}});
-    void* data = std::aligned_alloc(align, base::AlignUp(std::max<std::size_t>(bytes, 1), align));
+    const std::size_t align = std::max(alignment, std::size_t{64});
+    if (kShareChunks && bytes < kHugePageBytes && align <= kHugePageBytes) {
+      base::MutexLock lock(&mutex_);
+      std::size_t offset = base::AlignUp(chunk_used_, align);
+      if (chunk_ == nullptr || offset + bytes > kChunkBytes) {
+        std::byte* data = AllocateHugePages(kChunkBytes, kHugePageBytes);
+        if (data == nullptr) {
+          return OutOfMemory(kind, bytes);
+        }
+        chunk_ = std::shared_ptr<std::byte>(data, FreeChunk());
+        offset = 0;
+      }
+      chunk_used_ = offset + bytes;
+      // The chunk lives as long as one of its buffers.
+      return Buffer(chunk_.get() + offset, bytes, kind, [chunk = chunk_](std::byte*) {});
+    }
+    std::byte* data = AllocateHugePages(std::max<std::size_t>(bytes, 1), std::max(align, kHugePageBytes));
     if (data == nullptr) {
-      return absl::ResourceExhaustedError(absl::StrCat("no ", base::FormatBytes(bytes), " of host memory (",
-                                                       base::FormatBytes(memory(kind).free_bytes),
-                                                       " available)"));
+      return OutOfMemory(kind, bytes);
     }
-    if (large) {
-      ::madvise(data, bytes, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong
-    }
-    return Buffer(static_cast<std::byte*>(data), bytes, kind, &FreeBytes);
+    return Buffer(data, bytes, kind, &FreeBytes);
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view /*name*/) override {
@@ -56,7 +88,16 @@ class CpuDevice final : public Device {
   }
 
  private:
+  absl::Status OutOfMemory(MemoryKind kind, std::size_t bytes) const {
+    return absl::ResourceExhaustedError(absl::StrCat("no ", base::FormatBytes(bytes), " of host memory (",
+                                                     base::FormatBytes(memory(kind).free_bytes),
+                                                     " available)"));
+  }
+
   base::ThreadPool pool_;
+  base::Mutex mutex_;
+  std::shared_ptr<std::byte> chunk_ ABSL_GUARDED_BY(mutex_);  // the one that is being filled
+  std::size_t chunk_used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace

@@ -62,6 +62,15 @@ void RunPhase(const ExpertFfnArgs& args, std::int64_t pieces, const MakeJob& mak
   });
 }
 
+// Whether threads that take whole experts end about together: the worst case is that the largest comes last.
+bool WholeExpertsBalance(std::int64_t experts, std::int64_t threads, double largest_ns, double total_ns) {
+  const double share_ns = total_ns / static_cast<double>(threads);
+  if (experts % threads == 0 && largest_ns * static_cast<double>(experts / threads) <= 1.05 * share_ns) {
+    return true;  // equal ones, as in the decode of one sequence
+  }
+  return largest_ns <= 0.1 * share_ns;
+}
+
 }  // namespace
 
 absl::Status ExpertFfnCpu(const ExpertFfnArgs& args, device::Stream& stream) {
@@ -74,10 +83,9 @@ absl::Status ExpertFfnCpu(const ExpertFfnArgs& args, device::Stream& stream) {
     largest_ns = std::max(largest_ns, ns);
   }
   const std::int64_t pieces = NumPieces(stream, total_ns);
-  const double share = static_cast<double>(pieces) * largest_ns / total_ns;
-  if (pieces == 1 || share <= 1.0) {
-    // Whole experts are small enough to balance: scratch stays in the cache, and workers wake up once.
-    const std::int64_t tasks = static_cast<std::int64_t>(args.experts.size());
+  const auto tasks = static_cast<std::int64_t>(args.experts.size());
+  if (pieces == 1 || WholeExpertsBalance(tasks, NumThreads(stream), largest_ns, total_ns)) {
+    // Scratch stays in the cache, and workers meet once.
     const auto run = [&](std::int64_t task) {
       RunPanels(GateUpJob(args, args.experts[static_cast<std::size_t>(task)]));
       RunPanels(DownJob(args, args.experts[static_cast<std::size_t>(task)]));
@@ -90,6 +98,7 @@ absl::Status ExpertFfnCpu(const ExpertFfnArgs& args, device::Stream& stream) {
     }
     return absl::OkStatus();
   }
+  const double share = static_cast<double>(pieces) * largest_ns / total_ns;
   const auto cuts = static_cast<std::int64_t>(std::ceil(share));
   RunPhase(args, cuts, GateUpJob, stream);
   RunPhase(args, cuts, DownJob, stream);

@@ -13,6 +13,7 @@
 #include "engine/kernels/paged_attention.h"
 #include "engine/kernels/validate.h"
 #include "engine/tensor/kv_layout.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,6 +29,22 @@ constexpr std::int64_t kPackedDims = 256;  // 16 KiB of stack; larger heads are 
 constexpr int kScoreQueries = kVecs == 1 ? 8 : kVecs == 2 ? 2 : 1;  // whose sums fit in the registers
 constexpr int kValueQueries = kVecs <= 2 ? 4 / kVecs : 1;
 
+// Blocks whose scores are computed before one step of the softmax and one pass over their values.
+constexpr int kChunkBlocks = 4;
+
+// Where the keys and values of a chunk lie, in the order of their use: keys of its blocks, values of its
+// blocks, and what comes after. Each is asked for while the one (or two) before it is worked on: the
+// hardware's own prefetchers stop at the end of a page, and a block's keys may be a page.
+struct Chunk {
+  int blocks = 0;
+  const float* pieces[2 * kChunkBlocks + 2];
+
+  const float* keys(int block) const { return pieces[block]; }
+  const float* values(int block) const { return pieces[blocks + block]; }
+  const float* after_keys(int block, int step) const { return pieces[block + step]; }
+  const float* after_values(int block) const { return pieces[blocks + block + 1]; }
+};
+
 // The state of one query head of one row.
 struct Query {
   const float* q = nullptr;  // [P]
@@ -35,76 +52,118 @@ struct Query {
   std::int64_t first = 0;    // the positions that count: [first, last]
   std::int64_t last = 0;
   float maximum = 0;  // of the scores so far
-  int begin = 0;      // slots of the current block that count: [begin, end)
+  int begin = 0;      // positions of the current chunk that count: [begin, end)
   int end = 0;
-  alignas(64) float sums[kBlock];     // of the weights so far, position j in sum j % 16
-  alignas(64) float weights[kBlock];  // of the current block, its scores before
+  alignas(64) float sums[kBlock];                    // of the weights so far, position j in sum j % 16
+  alignas(64) float weights[kChunkBlocks * kBlock];  // of the current chunk, its scores before
 };
 
-// weights[j] = q . key j of the block, over even and odd dimensions apart, for queries [first, first + N) of
-// a tile. `packed` holds the tile's queries [P, kTileQueries], or is nullptr where P is too large for that.
-template <int N, bool kPacked>
-HWY_INLINE void Scores(const float* HWY_RESTRICT keys, std::int64_t dim, const float* HWY_RESTRICT packed,
+// weights[j] = q . key j of `B` blocks from number `block` on, over even and odd dimensions apart, for
+// queries [first, first + N) of a tile. `packed` holds the tile's queries [P, kTileQueries], or is nullptr
+// where P is too large for that.
+template <int N, int B, bool kPacked>
+HWY_INLINE void Scores(const Chunk& chunk, int block, std::int64_t dim, const float* HWY_RESTRICT packed,
                        int first, Query* tile) {
-  F32Vec even[N][kVecs];
-  F32Vec odd[N][kVecs];
+  F32Vec even[B][N][kVecs];
+  F32Vec odd[B][N][kVecs];
   const float* q[N];
+  const float* HWY_RESTRICT keys[B];
+  const float* ahead[B];
   COMOE_UNROLL
-  for (int n = 0; n < N; ++n) {
-    q[n] = tile[first + n].q;
+  for (int b = 0; b < B; ++b) {
+    keys[b] = chunk.keys(block + b);
+    ahead[b] = chunk.after_keys(block + b, B);
     COMOE_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      even[n][v] = hn::Zero(F32());
-      odd[n][v] = hn::Zero(F32());
+    for (int n = 0; n < N; ++n) {
+      q[n] = tile[first + n].q;
+      COMOE_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        even[b][n][v] = hn::Zero(F32());
+        odd[b][n][v] = hn::Zero(F32());
+      }
     }
   }
   // Input p of query n. Of packed queries only one pointer moves, so that an address needs no index register.
   packed += kPacked ? first : 0;
-  const auto input = [&](int n, std::int64_t p, int ahead) {
-    return kPacked ? packed[ahead * kTileQueries + n] : q[n][p + ahead];
+  const auto input = [&](int n, std::int64_t p, int offset) {
+    return kPacked ? packed[offset * kTileQueries + n] : q[n][p + offset];
   };
   std::int64_t p = 0;
   for (; p + 2 <= dim; p += 2) {
     COMOE_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      const F32Vec key_even = LoadF32(keys + v * kLanes);
-      const F32Vec key_odd = LoadF32(keys + kBlock + v * kLanes);
+    for (int b = 0; b < B; ++b) {
+      hwy::Prefetch(ahead[b] + p * kBlock);
+      hwy::Prefetch(ahead[b] + (p + 1) * kBlock);
       COMOE_UNROLL
-      for (int n = 0; n < N; ++n) {
-        even[n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key_even, even[n][v]);
-        odd[n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 1)), key_odd, odd[n][v]);
+      for (int v = 0; v < kVecs; ++v) {
+        const F32Vec key_even = LoadF32(keys[b] + p * kBlock + v * kLanes);
+        const F32Vec key_odd = LoadF32(keys[b] + (p + 1) * kBlock + v * kLanes);
+        COMOE_UNROLL
+        for (int n = 0; n < N; ++n) {
+          even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key_even, even[b][n][v]);
+          odd[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 1)), key_odd, odd[b][n][v]);
+        }
       }
     }
-    keys += 2 * kBlock;
     packed += kPacked ? 2 * kTileQueries : 0;
   }
   COMOE_UNROLL
-  for (int n = 0; n < N; ++n) {
+  for (int b = 0; b < B; ++b) {
     COMOE_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      if (p < dim) {
-        even[n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), LoadF32(keys + v * kLanes), even[n][v]);
+    for (int n = 0; n < N; ++n) {
+      COMOE_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        if (p < dim) {
+          const F32Vec key = LoadF32(keys[b] + p * kBlock + v * kLanes);
+          even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key, even[b][n][v]);
+        }
+        StoreF32(hn::Add(even[b][n][v], odd[b][n][v]),
+                 tile[first + n].weights + (block + b) * kBlock + v * kLanes);
       }
-      StoreF32(hn::Add(even[n][v], odd[n][v]), tile[first + n].weights + v * kLanes);
     }
   }
 }
 
-// Scores of queries [begin, end) of a tile.
-template <int N = kScoreQueries>
-HWY_INLINE void AllScores(const float* keys, std::int64_t dim, const float* packed, int begin, int end,
-                          Query* tile) {
+// Scores of B blocks for queries [begin, end) of a tile.
+template <int B, int N>
+HWY_INLINE void AllScores(const Chunk& chunk, int block, std::int64_t dim, const float* packed, int begin,
+                          int end, Query* tile) {
   for (; end - begin >= N; begin += N) {
     if (packed != nullptr) {
-      Scores<N, true>(keys, dim, packed, begin, tile);
+      Scores<N, B, true>(chunk, block, dim, packed, begin, tile);
     } else {
-      Scores<N, false>(keys, dim, nullptr, begin, tile);
+      Scores<N, B, false>(chunk, block, dim, nullptr, begin, tile);
     }
   }
   if constexpr (N > 1) {
     if (begin < end) {
-      AllScores<N / 2>(keys, dim, packed, begin, end, tile);
+      AllScores<B, N / 2>(chunk, block, dim, packed, begin, end, tile);
     }
+  }
+}
+
+// Scores of the chunk for queries [begin, end). Few queries take two blocks at once, so that there are sums
+// enough to hide the latency of each; otherwise a block meets only the queries that see it: positions rise
+// with the row, so those are neighbours.
+void ChunkScores(const Chunk& chunk, std::int64_t dim, const float* packed, int begin, int end, Query* tile) {
+  constexpr int kFew = kVecs == 1 ? 2 : 1;
+  int block = 0;
+  if (end - begin <= kFew) {
+    for (; block + 2 <= chunk.blocks; block += 2) {
+      AllScores<2, kFew>(chunk, block, dim, packed, begin, end, tile);
+    }
+  }
+  for (; block < chunk.blocks; ++block) {
+    const int start = block * static_cast<int>(kBlock);
+    int first = begin;
+    while (first < end && tile[first].end <= start) {
+      ++first;
+    }
+    int last = first;
+    while (last < end && tile[last].begin < start + kBlock) {
+      ++last;
+    }
+    AllScores<1, kScoreQueries>(chunk, block, dim, packed, first, last, tile);
   }
 }
 
@@ -113,26 +172,31 @@ void Scale(float* values, std::int64_t n, float by) {
                   HWY_ATTR { hn::StoreU(hn::Mul(hn::LoadU(d, values + i), hn::Set(d, by)), d, values + i); });
 }
 
-// Turns the scores of the current block into weights and brings what came before to the new maximum. Slots
-// that do not count get weight 0, whatever their score; a NaN score that counts makes the whole row NaN.
+// The scores of vector `at` of the chunk, those of positions that do not count replaced by -infinity.
+HWY_INLINE F32Vec ScoresThatCount(const Query& query, float scale, int at) {
+  const F32 d;
+  const F32Vec scores = hn::Mul(LoadF32(query.weights + at), hn::Set(d, scale));
+  if (at >= query.begin && at + kLanes <= query.end) {
+    return scores;
+  }
+  const F32Vec lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const F32Vec slot = hn::Iota(d, static_cast<float>(at));
+  const auto before = hn::Lt(slot, hn::Set(d, static_cast<float>(query.begin)));
+  const auto behind = hn::Ge(slot, hn::Set(d, static_cast<float>(query.end)));
+  return hn::IfThenElse(behind, lowest, hn::IfThenElse(before, lowest, scores));
+}
+
+// Turns the scores of the current chunk into weights and brings what came before to the new maximum.
+// Positions that do not count get weight 0, whatever their score; a NaN score that counts makes the whole row
+// NaN.
 void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
   const F32 d;
-  F32Vec scores[kVecs];
-  for (int v = 0; v < kVecs; ++v) {
-    scores[v] = hn::Mul(LoadF32(query.weights + v * kLanes), hn::Set(d, scale));
-  }
-  if (query.begin > 0 || query.end < kBlock) {
-    const F32Vec lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
-    for (int v = 0; v < kVecs; ++v) {
-      const F32Vec slot = hn::Iota(d, static_cast<float>(v * kLanes));
-      const auto before = hn::Lt(slot, hn::Set(d, static_cast<float>(query.begin)));
-      const auto behind = hn::Ge(slot, hn::Set(d, static_cast<float>(query.end)));
-      scores[v] = hn::IfThenElse(behind, lowest, hn::IfThenElse(before, lowest, scores[v]));
-    }
-  }
+  const int first = query.begin / static_cast<int>(kBlock) * static_cast<int>(kBlock);
   F32Vec best = hn::Set(d, query.maximum);
-  for (int v = 0; v < kVecs; ++v) {
-    best = hn::Max(best, scores[v]);
+  for (int at = first; at < query.end; at += kLanes) {
+    const F32Vec scores = ScoresThatCount(query, scale, at);
+    StoreF32(scores, query.weights + at);
+    best = hn::Max(best, scores);
   }
   const float maximum = hn::GetLane(hn::MaxOfLanes(d, best));
   float keep = 1.0F;
@@ -141,21 +205,23 @@ void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
     query.maximum = maximum;
     Scale(query.out, dim, keep);
   }
-  for (int v = 0; v < kVecs; ++v) {
+  Scale(query.sums, kBlock, keep);
+  for (int at = first; at < query.end; at += kLanes) {
     // Exp(NaN) is 0 and Max may drop a NaN; once in a sum, it stays.
+    const F32Vec scores = LoadF32(query.weights + at);
     const F32Vec weight =
-        hn::IfThenElse(hn::IsNaN(scores[v]), scores[v], hn::Exp(d, hn::Sub(scores[v], hn::Set(d, maximum))));
-    const F32Vec sum = hn::MulAdd(LoadF32(query.sums + v * kLanes), hn::Set(d, keep), weight);
-    StoreF32(weight, query.weights + v * kLanes);
-    StoreF32(sum, query.sums + v * kLanes);
+        hn::IfThenElse(hn::IsNaN(scores), scores, hn::Exp(d, hn::Sub(scores, hn::Set(d, maximum))));
+    StoreF32(weight, query.weights + at);
+    float* sums = query.sums + at % static_cast<int>(kBlock);
+    StoreF32(hn::Add(LoadF32(sums), weight), sums);
   }
 }
 
-// out += sum over slots j in [begin, end) of weights[j] * value j, in order, for N queries with the same
-// slots and V registers of dimensions.
+// out += sum over positions j in [begin, end) of the chunk of weights[j] * value j, in order, for N queries
+// that all see them and V registers of dimensions.
 template <int N, int V, class D>
-HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t dim, std::int64_t at, int begin,
-                          int end, Query* queries) {
+HWY_INLINE void AddValues(D d, const Chunk& chunk, std::int64_t dim, std::int64_t at, int begin, int end,
+                          Query* queries) {
   constexpr std::int64_t kStep = static_cast<std::int64_t>(hn::MaxLanes(D()));
   hn::Vec<D> sums[N][V];
   COMOE_UNROLL
@@ -165,15 +231,25 @@ HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t di
       sums[n][v] = hn::LoadU(d, queries[n].out + at + v * kStep);
     }
   }
-  COMOE_NO_UNROLL
-  for (int j = begin; j < end; ++j) {
-    COMOE_UNROLL
-    for (int v = 0; v < V; ++v) {
-      const auto value = hn::LoadU(d, values + j * dim + at + v * kStep);
+  while (begin < end) {
+    const int block = begin / static_cast<int>(kBlock);
+    const int start = block * static_cast<int>(kBlock);
+    const int stop = std::min(end, start + static_cast<int>(kBlock));
+    const float* HWY_RESTRICT value = chunk.values(block) + (begin - start) * dim + at;
+    const float* ahead = chunk.after_values(block) + (begin - start) * dim + at;
+    COMOE_NO_UNROLL
+    for (; begin < stop; ++begin) {
       COMOE_UNROLL
-      for (int n = 0; n < N; ++n) {
-        sums[n][v] = hn::MulAdd(hn::Set(d, queries[n].weights[j]), value, sums[n][v]);
+      for (int v = 0; v < V; ++v) {
+        hwy::Prefetch(ahead + v * kStep);
+        const auto part = hn::LoadU(d, value + v * kStep);
+        COMOE_UNROLL
+        for (int n = 0; n < N; ++n) {
+          sums[n][v] = hn::MulAdd(hn::Set(d, queries[n].weights[begin]), part, sums[n][v]);
+        }
       }
+      value += dim;
+      ahead += dim;
     }
   }
   COMOE_UNROLL
@@ -186,41 +262,74 @@ HWY_INLINE void AddValues(D d, const float* HWY_RESTRICT values, std::int64_t di
 }
 
 template <int N>
-HWY_INLINE void AddSlots(const float* values, std::int64_t dim, int begin, int end, Query* queries) {
+HWY_INLINE void AddPositions(const Chunk& chunk, std::int64_t dim, int begin, int end, Query* queries) {
   if (begin >= end) {
     return;
   }
   constexpr int kWide = N == 1 ? 8 : 4;
   std::int64_t at = 0;
   for (; at + kWide * kLanes <= dim; at += kWide * kLanes) {
-    AddValues<N, kWide>(F32(), values, dim, at, begin, end, queries);
+    AddValues<N, kWide>(F32(), chunk, dim, at, begin, end, queries);
   }
   for (; at + kLanes <= dim; at += kLanes) {
-    AddValues<N, 1>(F32(), values, dim, at, begin, end, queries);
+    AddValues<N, 1>(F32(), chunk, dim, at, begin, end, queries);
   }
   for (; at < dim; ++at) {
-    AddValues<N, 1>(One(), values, dim, at, begin, end, queries);
+    AddValues<N, 1>(One(), chunk, dim, at, begin, end, queries);
   }
 }
 
-// The slots that all of a group of queries see are added for all together, those before and behind for each
-// alone: a value that does not count for a query may be anything and must not meet its weight 0.
-void AddAllValues(const float* values, std::int64_t dim, Query* queries, int count) {
+// Adds the chunk's values to groups of N queries, then to smaller ones. The positions that all of a group see
+// are added for all together, those before and behind for each alone: a value that does not count for a query
+// may be anything and must not meet its weight 0.
+template <int N = kValueQueries>
+void AddAllValues(const Chunk& chunk, std::int64_t dim, Query* queries, int count) {
   int n = 0;
-  for (; kValueQueries > 1 && n + kValueQueries <= count; n += kValueQueries) {
+  for (; n + N <= count; n += N) {
     Query* group = queries + n;
-    const int begin = group[kValueQueries - 1].begin;  // windows begin and end later with the row
+    const int begin = group[N - 1].begin;  // windows begin and end later with the row
     const int end = std::max(begin, group[0].end);
-    for (int i = 0; i < kValueQueries; ++i) {
-      AddSlots<1>(values, dim, group[i].begin, std::min(begin, group[i].end), group + i);
+    for (int i = 0; N > 1 && i < N; ++i) {
+      AddPositions<1>(chunk, dim, group[i].begin, std::min(begin, group[i].end), group + i);
     }
-    AddSlots<kValueQueries>(values, dim, begin, end, group);
-    for (int i = 0; i < kValueQueries; ++i) {
-      AddSlots<1>(values, dim, std::max(end, group[i].begin), group[i].end, group + i);
+    AddPositions<N>(chunk, dim, begin, end, group);
+    for (int i = 0; N > 1 && i < N; ++i) {
+      AddPositions<1>(chunk, dim, std::max(end, group[i].begin), group[i].end, group + i);
     }
   }
-  for (; n < count; ++n) {
-    AddSlots<1>(values, dim, queries[n].begin, queries[n].end, queries + n);
+  if constexpr (N > 1) {
+    if (n < count) {
+      AddAllValues<N / 2>(chunk, dim, queries + n, count - n);
+    }
+  }
+}
+
+// Blocks [first, first + blocks) of a sequence, of which `last` is the last one that is ever used.
+Chunk MakeChunk(const AttentionArgs& args, const SequenceRows& seq, std::int64_t kv_head, std::int64_t first,
+                std::int64_t end, std::int64_t last) {
+  Chunk chunk;
+  chunk.blocks = static_cast<int>(end - first);
+  const auto block = [&seq](std::int64_t b) { return seq.blocks[static_cast<std::size_t>(b)]; };
+  for (int i = 0; i < chunk.blocks; ++i) {
+    chunk.pieces[i] = args.kv.keys(block(first + i), kv_head);
+    chunk.pieces[chunk.blocks + i] = args.kv.values(block(first + i), kv_head);
+  }
+  for (int i = 0; i < 2; ++i) {
+    chunk.pieces[2 * chunk.blocks + i] = args.kv.keys(block(std::min(end + i, last)), kv_head);
+  }
+  return chunk;
+}
+
+// The positions of a chunk, `size` of them from `start` on, that count for each query. Positions rise with
+// the row, so the queries that see any are neighbours: [begin, end) of the tile.
+void FindPositions(std::int64_t start, std::int64_t size, Query* tile, int count, int& begin, int& end) {
+  begin = 0;
+  while (tile[begin].last < start) {
+    ++begin;
+  }
+  for (end = begin; end < count && tile[end].first < start + size; ++end) {
+    tile[end].begin = static_cast<int>(std::max<std::int64_t>(0, tile[end].first - start));
+    tile[end].end = static_cast<int>(std::min(size, tile[end].last - start + 1));
   }
 }
 
@@ -249,24 +358,20 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
       packed[p * kTileQueries + n] = queries[n].q[p];
     }
   }
-  for (std::int64_t b = queries[0].first / kBlock; b <= queries[count - 1].last / kBlock; ++b) {
-    const std::int64_t start = b * kBlock;
-    // Positions rise with the row, so the queries that see this block are neighbours.
+  const std::int64_t last_block = queries[count - 1].last / kBlock;
+  // Chunks begin at multiples of their size, so that a row meets the same ones whatever rows are beside it.
+  for (std::int64_t b = queries[0].first / kBlock; b <= last_block;) {
+    const std::int64_t end_block = std::min((b / kChunkBlocks + 1) * kChunkBlocks, last_block + 1);
+    const Chunk chunk = MakeChunk(args, seq, kv_head, b, end_block, last_block);
     int begin = 0;
-    while (queries[begin].last < start) {
-      ++begin;
-    }
-    int end = begin;
-    for (; end < count && queries[end].first < start + kBlock; ++end) {
-      queries[end].begin = static_cast<int>(std::max<std::int64_t>(0, queries[end].first - start));
-      queries[end].end = static_cast<int>(std::min(kBlock, queries[end].last - start + 1));
-    }
-    const base::BlockId block = seq.blocks[static_cast<std::size_t>(b)];
-    AllScores(args.kv.keys(block, kv_head), dim, dim <= kPackedDims ? packed : nullptr, begin, end, queries);
+    int end = 0;
+    FindPositions(b * kBlock, chunk.blocks * kBlock, queries, count, begin, end);
+    ChunkScores(chunk, dim, dim <= kPackedDims ? packed : nullptr, begin, end, queries);
     for (int n = begin; n < end; ++n) {
       UpdateSoftmax(args.scale, dim, queries[n]);
     }
-    AddAllValues(args.kv.values(block, kv_head), dim, queries + begin, end - begin);
+    AddAllValues(chunk, dim, queries + begin, end - begin);
+    b = end_block;
   }
   for (int n = 0; n < count; ++n) {
     Scale(queries[n].out, dim, 1.0F / Sum16(queries[n].sums));

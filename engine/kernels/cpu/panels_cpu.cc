@@ -148,12 +148,16 @@ HWY_NOINLINE void Tile(const Inputs& in, int first, float* HWY_RESTRICT saved, f
   }
   const float* HWY_RESTRICT x = in.x;
   const std::int64_t end = in.pairs * Pair<kType>::kBytes;
+  // Panels are short: near the end of these, what comes kPrefetchBytes later is the start of the next ones.
+  const std::int64_t turn = end - kPrefetchBytes;
+  const std::int64_t to_next_tile = (V + kVecs - 1) / kVecs * in.panel_bytes - end;
   for (std::int64_t at = 0; at < end; at += Pair<kType>::kBytes) {
+    const std::int64_t ahead = at < turn ? kPrefetchBytes : kPrefetchBytes + to_next_tile;
     F32Vec w_even[V];
     F32Vec w_odd[V];
     COMOE_UNROLL
     for (int v = 0; v < V; ++v) {
-      hwy::Prefetch(w[v] + at + kPrefetchBytes);
+      hwy::Prefetch(w[v] + at + ahead);
       Pair<kType>::Load(w[v] + at, w_even[v], w_odd[v]);
     }
     COMOE_UNROLL

@@ -9,13 +9,20 @@ constexpr std::int64_t kPiecesPerThread = 4;
 
 }  // namespace
 
-std::int64_t NumPieces(device::Stream& stream, double ns) {
+std::int64_t NumThreads(device::Stream& stream) {
   const device::CpuStream* cpu = device::AsCpuStream(stream);
-  const std::int64_t threads = cpu == nullptr ? 1 : cpu->pool().num_threads();
+  return cpu == nullptr ? 1 : cpu->pool().num_threads();
+}
+
+std::int64_t NumPieces(device::Stream& stream, double ns) {
+  const std::int64_t threads = NumThreads(stream);
   if (threads == 1 || ns < 2 * kMinTaskNs) {
     return 1;
   }
-  return std::min(static_cast<std::int64_t>(ns / kMinTaskNs), threads * kPiecesPerThread);
+  const double full_rounds = ns / (kFullTaskNs * static_cast<double>(threads));
+  const auto pieces =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(full_rounds), 1, kPiecesPerThread) * threads;
+  return std::min(static_cast<std::int64_t>(ns / kMinTaskNs), pieces);
 }
 
 void ForTasks(device::Stream& stream, std::int64_t num_tasks, absl::FunctionRef<void(std::int64_t)> fn) {

@@ -1,6 +1,7 @@
 // When a kernel spreads over the threads of its stream's pool, and how wide.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
@@ -9,14 +10,20 @@
 namespace comoe::kernels {
 
 // What one thread does in a nanosecond, roughly: weights read from memory, and floating-point operations
-// (bench/kernel_bench: 14 to 17 GB/s and 110 to 150 GFLOP/s on the AVX-512 machine).
+// (`comoe bench kernels`: 14 to 28 GB/s and 110 to 150 GFLOP/s on the AVX-512 machine).
 inline constexpr double kBytesPerNs = 14.0;
 inline constexpr double kFlopsPerNs = 120.0;
-// Waking a worker that sleeps costs about 10 us, more when its core is busy with something else.
-inline constexpr double kMinTaskNs = 25'000.0;
+// Less than this is not worth a thread: a loop over a pool whose workers look for work costs half a
+// microsecond.
+inline constexpr double kMinTaskNs = 2'000.0;
+// Each thread gets a second piece, a third, ... when pieces are this long: claiming one costs its cache line.
+inline constexpr double kFullTaskNs = 20'000.0;
 
-// How many pieces of at least kMinTaskNs to cut work of `ns` into: 1 when a second thread does not pay,
-// otherwise a few for each thread, so that a busy neighbour on one core does not hold up the others.
+// Of the stream's pool; 1 where there is none (an emulated device).
+std::int64_t NumThreads(device::Stream& stream);
+
+// How many pieces to cut work of `ns` into: 1 when a second thread does not pay, otherwise one for each
+// thread, or a few where the work is long, so that a busy neighbour on one core does not hold up the others.
 std::int64_t NumPieces(device::Stream& stream, double ns);
 
 // Calls fn for each task, on the pool of a CPU stream, otherwise (an emulated device) on the calling thread.
@@ -26,7 +33,7 @@ void ForTasks(device::Stream& stream, std::int64_t num_tasks, absl::FunctionRef<
 // where that pays.
 template <class Fn>
 void ForRows(device::Stream& stream, std::int64_t num_rows, double row_ns, const Fn& fn) {
-  const std::int64_t pieces = NumPieces(stream, row_ns * static_cast<double>(num_rows));
+  const std::int64_t pieces = std::min(num_rows, NumPieces(stream, row_ns * static_cast<double>(num_rows)));
   ForTasks(stream, pieces, [&](std::int64_t piece) {
     for (std::int64_t t = num_rows * piece / pieces; t < num_rows * (piece + 1) / pieces; ++t) {
       fn(t);

@@ -1,6 +1,7 @@
 #include "engine/base/thread_pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <set>
 #include <thread>
 #include <vector>
@@ -79,6 +80,27 @@ TEST(ThreadPoolTest, TasksRunSideBySide) {
     }
   });
   EXPECT_EQ(inside, 3);
+}
+
+// Workers that have gone to sleep wake up for the next loop, and so does a caller that waits for a long task.
+TEST(ThreadPoolTest, SleepersWakeUp) {
+  ThreadPool pool(2, "test");
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    std::atomic<int> inside = 0;
+    std::atomic<bool> caller_left = false;
+    pool.ParallelFor(2, [&](std::int64_t, int worker) {
+      ++inside;
+      while (inside < 2) {  // until the worker is awake, too
+        std::this_thread::yield();
+      }
+      if (worker == 1) {  // and the caller, which has nothing left, asleep
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        caller_left = true;
+      }
+    });
+    EXPECT_TRUE(caller_left);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // far longer than a worker looks for work
+  }
 }
 
 TEST(ThreadPoolTest, AnUnusedPoolEnds) {
