@@ -28,24 +28,30 @@ OfflineSequence::OfflineSequence(api::Engine& engine) : engine_(engine) {
 absl::StatusOr<api::SpanResult> OfflineSequence::Run(absl::Span<const base::TokenId> tokens,
                                                      api::LogitsMode mode, bool return_logits,
                                                      const api::SamplingParams* sampling) {
-  if (position_ + static_cast<std::int64_t>(tokens.size()) > engine_.capacity().max_positions) {
+  const std::int64_t end = position() + static_cast<std::int64_t>(tokens.size());
+  if (end > engine_.capacity().max_positions) {
     return absl::OutOfRangeError(
-        absl::StrCat("position ", position_ + static_cast<std::int64_t>(tokens.size()), " is beyond the ",
-                     engine_.capacity().max_positions, " that fit"));
+        absl::StrCat("position ", end, " is beyond the ", engine_.capacity().max_positions, " that fit"));
   }
   api::StepPlan plan;
   plan.step = {next_step_++};
   api::PlanSpan& span = plan.spans.emplace_back();
-  span.start_position = position_;
+  span.start_position = position();
   span.tokens.assign(tokens.begin(), tokens.end());
   span.groups = groups_;
   span.logits = mode;
   span.return_logits = return_logits;
   if (sampling != nullptr) {
     span.sample = *sampling;
+    num_prompt_ = num_prompt_.value_or(end);
+    if (sampling->penalises()) {
+      span.context.tokens = tokens_;
+      span.context.tokens.insert(span.context.tokens.end(), tokens.begin(), tokens.end());
+      span.context.num_prompt = *num_prompt_;
+    }
   }
   COMOE_ASSIGN_OR_RETURN(api::StepResult result, engine_.Step(plan));
-  position_ += static_cast<std::int64_t>(tokens.size());
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   return std::move(result.spans.front());
 }
 
@@ -62,7 +68,7 @@ absl::Status OfflineSequence::AppendWithLogits(absl::Span<const base::TokenId> t
   const auto vocab = static_cast<std::size_t>(engine_.model_info().vocab_size);
   for (std::size_t begin = 0; begin < tokens.size(); begin += chunk) {
     const absl::Span<const base::TokenId> part = tokens.subspan(begin, chunk);
-    const std::int64_t first = position_;
+    const std::int64_t first = position();
     COMOE_ASSIGN_OR_RETURN(const api::SpanResult result, Run(part, api::LogitsMode::kAll, true, nullptr));
     for (std::size_t i = 0; i < part.size(); ++i) {
       sink(first + static_cast<std::int64_t>(i),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -18,15 +19,19 @@ class OfflineSequence {
   explicit OfflineSequence(api::Engine& engine);
 
   // Forgets everything: the next token is at position 0.
-  void Reset() { position_ = 0; }
-  std::int64_t position() const { return position_; }
+  void Reset() {
+    tokens_.clear();
+    num_prompt_.reset();
+  }
+  std::int64_t position() const { return static_cast<std::int64_t>(tokens_.size()); }
 
   // Appends tokens in chunks of at most max_rows rows. OUT_OF_RANGE when they do not fit.
   absl::Status Append(absl::Span<const base::TokenId> tokens);
   // The same, and hands over the logits of every one of them: [V] at a time, positions ascending.
   using LogitsSink = absl::FunctionRef<void(std::int64_t position, absl::Span<const float> logits)>;
   absl::Status AppendWithLogits(absl::Span<const base::TokenId> tokens, LogitsSink sink);
-  // The same, and draws the token that follows the last.
+  // The same, and draws the token that follows the last. What was appended up to the first draw is the
+  // prompt, to the parameters that tell prompt and output apart.
   absl::StatusOr<api::SpanResult> AppendAndSample(absl::Span<const base::TokenId> tokens,
                                                   const api::SamplingParams& sampling);
 
@@ -36,7 +41,8 @@ class OfflineSequence {
 
   api::Engine& engine_;
   std::vector<api::GroupState> groups_;
-  std::int64_t position_ = 0;
+  std::vector<base::TokenId> tokens_;       // those in the state
+  std::optional<std::int64_t> num_prompt_;  // of them; none before the first draw
   std::uint64_t next_step_ = 0;
 };
 

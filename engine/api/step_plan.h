@@ -25,6 +25,29 @@ enum class LogitsMode {
   kAll    // of every row: evaluation, prompt log-probabilities
 };
 
+inline constexpr std::int32_t kMaxTopLogprobs = 20;
+
+// What a draw depends on besides the logits and the parameters.
+struct SampleContext {
+  // Prompt, then output so far, up to the span's last row. Needed if the parameters penalise, else empty.
+  std::vector<base::TokenId> tokens;
+  std::int64_t num_prompt = 0;  // of `tokens`
+  // Cannot be drawn: what would end a completion that is too short yet. Ignored where nothing else is left.
+  std::vector<base::TokenId> masked;
+};
+
+struct TokenLogprob {
+  base::TokenId id = 0;
+  // Natural logarithm, under the unmodified logits: no bias, penalty, temperature, filter.
+  float logprob = 0.0F;
+};
+
+// Of one token that was drawn or given.
+struct LogprobRow {
+  float logprob = 0.0F;
+  std::vector<TokenLogprob> top;  // as many as were asked for, the likeliest first, the lower id among equals
+};
+
 // Consecutive rows of one sequence: a prefill chunk, or the one row of a decode.
 struct PlanSpan {
   base::SequenceId sequence;
@@ -34,6 +57,13 @@ struct PlanSpan {
   LogitsMode logits = LogitsMode::kNone;
   bool return_logits = false;            // copy the logits out, beside sampling from the last
   std::optional<SamplingParams> sample;  // needs kLast or kAll: draws the token that follows the last row
+  SampleContext context;                 // of that draw
+  // SpanResult::logprobs, with that many alternatives, at most kMaxTopLogprobs; -1: none, and nothing
+  // computed.
+  std::int32_t top_logprobs = -1;
+  // score[i]'s log-probability under row i's logits, for prompts; needs kAll, at most one for each row.
+  std::vector<base::TokenId> score;
+  std::int32_t score_top_logprobs = 0;  // alternatives beside each of them, at most kMaxTopLogprobs
 };
 
 struct StepPlan {
@@ -52,7 +82,8 @@ struct StepPlan {
 struct SpanResult {
   base::SequenceId sequence;
   std::optional<base::TokenId> token;  // when sampling was asked for
-  float logprob = 0.0F;                // of `token` under the unmodified logits
+  LogprobRow logprobs;                 // of `token`, if PlanSpan::top_logprobs asked for it
+  std::vector<LogprobRow> scores;      // of PlanSpan::score
   std::vector<float> logits;           // [rows with logits, vocab], when return_logits
 };
 

@@ -360,6 +360,9 @@ absl::StatusOr<GenerationDefaults> ParseGenerationDefaults(absl::string_view jso
   COMOE_ASSIGN_OR_RETURN(result.do_sample, fields.BoolOr("do_sample", result.do_sample));
   COMOE_ASSIGN_OR_RETURN(result.temperature, fields.NumberOr("temperature", result.temperature, 0.0, 1e6));
   COMOE_ASSIGN_OR_RETURN(result.top_p, fields.NumberOr("top_p", result.top_p, 1e-9, 1.0));
+  COMOE_ASSIGN_OR_RETURN(result.min_p, fields.NumberOr("min_p", result.min_p, 0.0, 1.0));
+  COMOE_ASSIGN_OR_RETURN(result.repetition_penalty,
+                         fields.NumberOr("repetition_penalty", result.repetition_penalty, 1e-9, 2.0));
   // 0 and -1 both stand for "off" in published files.
   COMOE_ASSIGN_OR_RETURN(const std::int64_t top_k, fields.IntegerOr("top_k", result.top_k, -1, kMaxVocab));
   result.top_k = static_cast<std::int32_t>(std::max<std::int64_t>(top_k, 0));

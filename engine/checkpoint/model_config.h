@@ -67,6 +67,8 @@ struct GenerationDefaults {
   double temperature = 1.0;
   double top_p = 1.0;
   std::int32_t top_k = 0;
+  double min_p = 0.0;
+  double repetition_penalty = 1.0;
   std::vector<std::int32_t> eos_token_ids;
 };
 

@@ -92,6 +92,7 @@ class MoeEngine final : public api::Engine {
     for (std::size_t i = 0; i < plan.spans.size(); ++i) {
       const api::PlanSpan& span = plan.spans[i];
       result.spans[i].sequence = span.sequence;
+      result.spans[i].scores.reserve(span.score.size());
       if (span.return_logits) {
         const std::size_t rows = span.logits == api::LogitsMode::kAll ? span.tokens.size() : 1;
         result.spans[i].logits.reserve(rows * static_cast<std::size_t>(parts_.info.vocab_size));
@@ -99,20 +100,28 @@ class MoeEngine final : public api::Engine {
     }
   }
 
-  // Row `row` of the span has logits: copy them out, and sample from the last.
+  // Row `row` of the span has logits: copy them out, score the token that follows, sample from the last.
   absl::Status TakeLogits(const api::PlanSpan& span, std::int64_t row, absl::Span<const float> logits,
                           api::SpanResult& result) {
     if (span.return_logits) {
       result.logits.insert(result.logits.end(), logits.begin(), logits.end());
     }
+    if (row < static_cast<std::int64_t>(span.score.size())) {
+      COMOE_ASSIGN_OR_RETURN(api::LogprobRow scored,
+                             sampling::Score(logits, span.score[static_cast<std::size_t>(row)],
+                                             span.score_top_logprobs, scratch_));
+      result.scores.push_back(std::move(scored));
+    }
     if (span.sample.has_value() && row + 1 == static_cast<std::int64_t>(span.tokens.size())) {
       // The position of the token that is drawn: the same draw whatever the batch, the chunks or a
       // preemption.
       const auto position = static_cast<std::uint64_t>(span.start_position + row + 1);
-      COMOE_ASSIGN_OR_RETURN(const sampling::Sampled sampled,
-                             sampling::Sample(logits, *span.sample, position, scratch_));
-      result.token = sampled.id;
-      result.logprob = sampled.logprob;
+      COMOE_ASSIGN_OR_RETURN(result.token,
+                             sampling::Sample(logits, *span.sample, span.context, position, scratch_));
+      if (span.top_logprobs >= 0) {
+        COMOE_ASSIGN_OR_RETURN(result.logprobs,
+                               sampling::Score(logits, *result.token, span.top_logprobs, scratch_));
+      }
     }
     return absl::OkStatus();
   }
@@ -170,7 +179,10 @@ api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,
     info.default_sampling.temperature = static_cast<float>(defaults.temperature);
     info.default_sampling.top_p = static_cast<float>(defaults.top_p);
     info.default_sampling.top_k = defaults.top_k;
+    info.default_sampling.min_p = static_cast<float>(defaults.min_p);
   }
+  // A greedy completion is penalised too.
+  info.default_sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty);
   info.cache_groups = model::MakeCacheGroups(config).groups;
   return info;
 }

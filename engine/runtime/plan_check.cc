@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "engine/base/status_macros.h"
 
 namespace comoe::runtime {
@@ -29,6 +30,57 @@ absl::Status CheckBlocks(const api::PlanSpan& span, const api::CacheGroup& group
   return absl::OkStatus();
 }
 
+absl::Status CheckTokens(absl::Span<const base::TokenId> tokens, std::int32_t vocab_size) {
+  for (const base::TokenId token : tokens) {
+    if (token < 0 || token >= vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token ", token, " is not in [0, ", vocab_size, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTopLogprobs(std::int32_t count, std::int32_t least) {
+  if (count < least || count > api::kMaxTopLogprobs) {
+    return absl::InvalidArgumentError(absl::StrCat(count, " alternatives are wanted: the number lies in [",
+                                                   least, ", ", api::kMaxTopLogprobs, "]"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckScores(const api::PlanSpan& span, std::int32_t vocab_size) {
+  if (span.score.empty()) {
+    return absl::OkStatus();
+  }
+  if (span.logits != api::LogitsMode::kAll) {
+    return absl::InvalidArgumentError("scoring tokens needs LogitsMode kAll");
+  }
+  if (span.score.size() > span.tokens.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(span.score.size(), " tokens to score after ", span.tokens.size(), " rows"));
+  }
+  COMOE_RETURN_IF_ERROR(base::Annotate(CheckTokens(span.score, vocab_size), "to score"));
+  return base::Annotate(CheckTopLogprobs(span.score_top_logprobs, 0), "score_top_logprobs");
+}
+
+absl::Status CheckDraw(const api::PlanSpan& span, std::int32_t vocab_size) {
+  const api::SampleContext& context = span.context;
+  COMOE_RETURN_IF_ERROR(api::ValidateSamplingParams(*span.sample, vocab_size));
+  COMOE_RETURN_IF_ERROR(base::Annotate(CheckTopLogprobs(span.top_logprobs, -1), "top_logprobs"));
+  COMOE_RETURN_IF_ERROR(base::Annotate(CheckTokens(context.masked, vocab_size), "masked"));
+  COMOE_RETURN_IF_ERROR(base::Annotate(CheckTokens(context.tokens, vocab_size), "context"));
+  const std::int64_t end = span.start_position + static_cast<std::int64_t>(span.tokens.size());
+  const auto num_tokens = static_cast<std::int64_t>(context.tokens.size());
+  if (span.sample->penalises() && num_tokens != end) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the draw after ", end, " tokens penalises, and its context has ", num_tokens));
+  }
+  if (context.num_prompt < 0 || context.num_prompt > num_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a prompt of ", context.num_prompt, " tokens in a context of ", num_tokens));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSpan(const api::PlanSpan& span, const api::ModelInfo& info,
                        const api::EngineCapacity& capacity) {
   if (span.tokens.empty()) {
@@ -37,14 +89,10 @@ absl::Status CheckSpan(const api::PlanSpan& span, const api::ModelInfo& info,
   const auto rows = static_cast<std::int64_t>(span.tokens.size());
   if (span.start_position < 0 || span.start_position > capacity.max_positions - rows) {
     return absl::InvalidArgumentError(absl::StrCat(rows, " positions from ", span.start_position,
-                                                   " on go beyond the ", capacity.max_positions, " that fit"));
+                                                   " on go beyond the ", capacity.max_positions,
+                                                   " that fit"));
   }
-  for (const base::TokenId token : span.tokens) {
-    if (token < 0 || token >= info.vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", token, " is not in [0, ", info.vocab_size, ")"));
-    }
-  }
+  COMOE_RETURN_IF_ERROR(CheckTokens(span.tokens, info.vocab_size));
   if (span.groups.size() != info.cache_groups.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "state of ", span.groups.size(), " cache groups, the model has ", info.cache_groups.size()));
@@ -57,8 +105,8 @@ absl::Status CheckSpan(const api::PlanSpan& span, const api::ModelInfo& info,
   if (span.logits == api::LogitsMode::kNone && (span.sample.has_value() || span.return_logits)) {
     return absl::InvalidArgumentError("sampling or returning logits needs LogitsMode kLast or kAll");
   }
-  return span.sample.has_value() ? api::ValidateSamplingParams(*span.sample, info.vocab_size)
-                                 : absl::OkStatus();
+  COMOE_RETURN_IF_ERROR(CheckScores(span, info.vocab_size));
+  return span.sample.has_value() ? CheckDraw(span, info.vocab_size) : absl::OkStatus();
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
 #include "engine/sampling/sampler.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -14,100 +11,10 @@
 namespace comoe::sampling {
 namespace {
 
-// Independent accumulators: the compiler vectorises over them, and the order of additions stays fixed.
-constexpr std::size_t kLanes = 8;
 // Up to here a heap of k finds the top k in one scan; above, selecting in a copy is cheaper.
 constexpr std::size_t kHeapTopK = 1024;
 // First run that top_p sorts; it doubles until the mass is reached.
 constexpr std::size_t kFirstSortedRun = 64;
-
-// exp(x) for x <= 0, relative error under 3e-7 (Taylor to degree 7 after taking out a power of two); 0 below
-// -87, where the result would leave the normal floats. Own code rather than libm's: it vectorises, and libm's
-// last bit depends on the CPU it dispatches to, which would make draws differ between machines.
-inline float ExpNonPositive(float x) {
-  constexpr float kLowest = -87.0F;
-  constexpr float kLeast = 1.65e-38F;  // just above exp(kLowest)
-  constexpr float kRound =
-      12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
-  const float clamped = x > kLowest ? x : kLowest;
-  const float shifted = clamped * 1.44269504F + kRound;
-  const float n = shifted - kRound;
-  // ln 2 in two parts, the first short enough for n * it to be exact.
-  const float r = (clamped - n * 0.693359375F) + n * 2.12194440e-4F;
-  float p = 1.0F / 5040.0F;
-  p = p * r + 1.0F / 720.0F;
-  p = p * r + 1.0F / 120.0F;
-  p = p * r + 1.0F / 24.0F;
-  p = p * r + 1.0F / 6.0F;
-  p = p * r + 0.5F;
-  p = p * r + 1.0F;
-  p = p * r + 1.0F;
-  const std::int32_t exponent = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kRound);
-  const float scale = std::bit_cast<float>((exponent + 127) << 23);
-  const float result = p * scale;
-  return result > kLeast ? result : 0.0F;  // a test of x would be merged with the first one into a branch
-}
-
-absl::StatusOr<float> HighestLogit(absl::Span<const float> logits) {
-  std::array<float, kLanes> highest;
-  highest.fill(-std::numeric_limits<float>::infinity());
-  std::array<int, kLanes> nan = {};
-  const auto visit = [&](std::size_t lane, float x) {
-    highest[lane] = x > highest[lane] ? x : highest[lane];
-    nan[lane] |= static_cast<int>(x != x);
-  };
-  const std::size_t whole = logits.size() / kLanes * kLanes;
-  for (std::size_t i = 0; i < whole; i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      visit(lane, logits[i + lane]);
-    }
-  }
-  for (std::size_t i = whole; i < logits.size(); ++i) {
-    visit(i - whole, logits[i]);
-  }
-  if (std::any_of(nan.begin(), nan.end(), [](int flag) { return flag != 0; })) {
-    return absl::InternalError("logits contain NaN");
-  }
-  const float result = *std::max_element(highest.begin(), highest.end());
-  if (result == std::numeric_limits<float>::infinity()) {
-    return absl::InternalError("logits contain +infinity");
-  }
-  if (result == -std::numeric_limits<float>::infinity()) {
-    return absl::InternalError(logits.empty() ? "there are no logits" : "every logit is -infinity");
-  }
-  return result;
-}
-
-void FillWeights(absl::Span<const float> logits, float highest, float inverse_temperature,
-                 std::vector<float>& weights) {
-  weights.resize(logits.size());
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    weights[i] = ExpNonPositive((logits[i] - highest) * inverse_temperature);
-  }
-}
-
-double Sum(const std::vector<float>& weights) {
-  std::array<double, kLanes> sums = {};
-  const std::size_t whole = weights.size() / kLanes * kLanes;
-  for (std::size_t i = 0; i < whole; i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      sums[lane] += static_cast<double>(weights[i + lane]);
-    }
-  }
-  for (std::size_t i = whole; i < weights.size(); ++i) {
-    sums[i - whole] += static_cast<double>(weights[i]);
-  }
-  double total = 0.0;
-  for (const double sum : sums) {
-    total += sum;
-  }
-  return total;
-}
-
-// Most probable first. By logit, not by weight: two logits may share a rounded weight.
-bool Before(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
 
 double WeightOf(const SamplerScratch& scratch, const Candidate& candidate) {
   return static_cast<double>(scratch.weights[static_cast<std::size_t>(candidate.id)]);
@@ -227,24 +134,27 @@ base::TokenId DrawToken(absl::Span<const float> logits, const api::SamplingParam
 
 }  // namespace
 
-absl::StatusOr<Sampled> Sample(absl::Span<const float> logits, const api::SamplingParams& params,
-                               std::uint64_t position, SamplerScratch& scratch) {
-  COMOE_ASSIGN_OR_RETURN(const float highest, HighestLogit(logits));
-  Sampled sampled;
-  FillWeights(logits, highest, 1.0F, scratch.weights);
-  const double log_mass = std::log(Sum(scratch.weights));
-  if (params.greedy()) {
-    const auto first = std::find(logits.begin(), logits.end(), highest);
-    sampled.id = static_cast<base::TokenId>(first - logits.begin());
-  } else {
-    if (params.temperature != 1.0F) {
-      FillWeights(logits, highest, 1.0F / params.temperature, scratch.weights);
+absl::StatusOr<base::TokenId> Sample(absl::Span<const float> logits, const api::SamplingParams& params,
+                                     const api::SampleContext& context, std::uint64_t position,
+                                     SamplerScratch& scratch) {
+  HighestLogit highest;
+  if (Adjusts(params, context)) {
+    const absl::Span<const float> unmodified = logits;
+    logits = Adjust(unmodified, params, context, MaskUse::kApply, scratch.adjust);
+    highest = FindHighest(logits);
+    if (highest.value == -std::numeric_limits<float>::infinity() && !context.masked.empty()) {
+      logits = Adjust(unmodified, params, context, MaskUse::kIgnore, scratch.adjust);
+      highest = FindHighest(logits);
     }
-    sampled.id = DrawToken(logits, params, base::RandomUnit(params.seed, position), scratch);
+  } else {
+    highest = FindHighest(logits);
   }
-  const auto logit = static_cast<double>(logits[static_cast<std::size_t>(sampled.id)]);
-  sampled.logprob = static_cast<float>(logit - static_cast<double>(highest) - log_mass);
-  return sampled;
+  COMOE_RETURN_IF_ERROR(CheckHighest(highest));
+  if (params.greedy()) {
+    return static_cast<base::TokenId>(highest.index);
+  }
+  FillWeights(logits, highest.value, 1.0F / params.temperature, scratch.weights);
+  return DrawToken(logits, params, base::RandomUnit(params.seed, position), scratch);
 }
 
 }  // namespace comoe::sampling

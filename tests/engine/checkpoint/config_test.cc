@@ -242,21 +242,27 @@ TEST(ModelConfig, BothSpellingsOfExpertCountMustAgree) {
 
 TEST(GenerationDefaults, ReadsWhatIsThereAndKeepsDefaults) {
   const auto read = ParseGenerationDefaults(
-      R"({"do_sample": true, "temperature": 0.8, "top_p": 0.95, "top_k": 20, "eos_token_id": [5, 6]})",
+      R"({"do_sample": true, "temperature": 0.8, "top_p": 0.95, "top_k": 20, "min_p": 0.05,
+          "repetition_penalty": 1.1, "eos_token_id": [5, 6]})",
       "g.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->do_sample);
   EXPECT_DOUBLE_EQ(read->temperature, 0.8);
   EXPECT_DOUBLE_EQ(read->top_p, 0.95);
   EXPECT_EQ(read->top_k, 20);
+  EXPECT_DOUBLE_EQ(read->min_p, 0.05);
+  EXPECT_DOUBLE_EQ(read->repetition_penalty, 1.1);
   EXPECT_THAT(read->eos_token_ids, ElementsAre(5, 6));
   const auto empty = ParseGenerationDefaults("{}", "g.json");
   ASSERT_TRUE(empty.ok()) << empty.status();
   EXPECT_FALSE(empty->do_sample);
   EXPECT_DOUBLE_EQ(empty->temperature, 1.0);
   EXPECT_EQ(empty->top_k, 0);
+  EXPECT_DOUBLE_EQ(empty->min_p, 0.0);
+  EXPECT_DOUBLE_EQ(empty->repetition_penalty, 1.0);
   for (const char* bad : {R"({"temperature": -1})", R"({"top_p": 1.5})", R"({"top_p": "1"})",
-                          R"({"top_k": 1.5})", R"({"do_sample": 1})", "[]", ""}) {
+                          R"({"top_k": 1.5})", R"({"min_p": 2})", R"({"repetition_penalty": 0})",
+                          R"({"do_sample": 1})", "[]", ""}) {
     const auto refused = ParseGenerationDefaults(bad, "g.json");
     EXPECT_FALSE(refused.ok()) << bad;
     EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("g.json")) << bad;

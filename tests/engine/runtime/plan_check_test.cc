@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -38,6 +39,23 @@ struct Fixture {
 
 TEST(CheckPlan, AcceptsAGoodPlan) {
   const Fixture f;
+  EXPECT_TRUE(CheckPlan(f.plan, f.info, f.capacity).ok()) << CheckPlan(f.plan, f.info, f.capacity);
+}
+
+void Score(api::StepPlan& plan, std::vector<base::TokenId> tokens) {
+  plan.spans[0].logits = api::LogitsMode::kAll;
+  plan.spans[0].score = std::move(tokens);
+}
+
+TEST(CheckPlan, AcceptsEveryOption) {
+  Fixture f;
+  Score(f.plan, {0, 99, 5, 6});
+  api::PlanSpan& span = f.plan.spans[0];
+  span.score_top_logprobs = span.top_logprobs = api::kMaxTopLogprobs;
+  span.sample->repetition_penalty = 1.5F;
+  span.context.tokens.assign(34, 7);
+  span.context.num_prompt = 34;
+  span.context.masked = {0, 99};
   EXPECT_TRUE(CheckPlan(f.plan, f.info, f.capacity).ok()) << CheckPlan(f.plan, f.info, f.capacity);
 }
 
@@ -88,6 +106,40 @@ const BadPlan kBadPlans[] = {
     {"BadSampling",
      [](api::StepPlan& p) { p.spans[0].sample->temperature = std::numeric_limits<float>::quiet_NaN(); },
      "temperature"},
+    {"ScoreWithoutAllLogits", [](api::StepPlan& p) { p.spans[0].score = {1}; }, "kAll"},
+    {"ScoreOfMoreThanTheRows",
+     [](api::StepPlan& p) {
+       Score(p, {1, 2, 3, 4, 5});
+     },
+     "5 tokens to score after 4"},
+    {"ScoreOutOfRange",
+     [](api::StepPlan& p) {
+       Score(p, {1, 100});
+     },
+     "to score: token 100"},
+    {"ScoreTooManyAlternatives",
+     [](api::StepPlan& p) {
+       Score(p, {1});
+       p.spans[0].score_top_logprobs = 21;
+     },
+     "score_top_logprobs: 21"},
+    {"TooManyAlternatives", [](api::StepPlan& p) { p.spans[0].top_logprobs = 21; }, "top_logprobs: 21"},
+    {"AlternativesNegative", [](api::StepPlan& p) { p.spans[0].top_logprobs = -2; }, "top_logprobs: -2"},
+    {"MaskOutOfRange",
+     [](api::StepPlan& p) {
+       p.spans[0].context.masked = {5, -1};
+     },
+     "masked: token -1"},
+    {"PenaltyWithoutContext", [](api::StepPlan& p) { p.spans[0].sample->presence_penalty = 1.0F; },
+     "draw after 34 tokens penalises, and its context has 0"},
+    {"ContextOutOfRange",
+     [](api::StepPlan& p) {
+       p.spans[0].sample->frequency_penalty = 1.0F;
+       p.spans[0].context.tokens.assign(34, 100);
+     },
+     "context: token 100"},
+    {"PromptLongerThanTheContext", [](api::StepPlan& p) { p.spans[0].context.num_prompt = 1; },
+     "a prompt of 1 tokens in a context of 0"},
 };
 INSTANTIATE_TEST_SUITE_P(All, CheckPlanRefuses, ::testing::ValuesIn(kBadPlans),
                          [](const ::testing::TestParamInfo<BadPlan>& bad) { return bad.param.name; });
