@@ -15,8 +15,9 @@ constexpr absl::Duration kLongestWait = absl::Hours(1);
 
 }  // namespace
 
-Mailbox::Mailbox(std::int64_t max_waiting, Clock now, SchedulerMetrics& metrics)
-    : now_(std::move(now)), metrics_(metrics), queue_(max_waiting) {
+Mailbox::Mailbox(std::int64_t max_waiting_requests, std::int64_t max_waiting_tokens, Clock now,
+                 SchedulerMetrics& metrics)
+    : now_(std::move(now)), metrics_(metrics), queue_(max_waiting_requests, max_waiting_tokens) {
   base::MutexLock lock(&mutex_);
   Beat();
 }
@@ -33,27 +34,45 @@ absl::Status Mailbox::Post(std::unique_ptr<Sequence> sequence) {
   if (in_flight_.contains(id)) {
     return absl::AlreadyExistsError(absl::StrCat("request id '", id, "' is in flight"));
   }
-  if (queue_.full()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", queue_.capacity(), " requests are waiting; try again later"));
+  if (!queue_.HasRoom(sequence->num_pending())) {
+    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", queue_.size(), " requests of ",
+                                                     queue_.num_tokens(),
+                                                     " tokens are waiting; try again later"));
   }
   sequence->id = base::SequenceId{next_sequence_++};
   in_flight_.emplace(id, sequence->id);
   ++num_unended_;
   queue_.Push(std::move(sequence));
-  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  ShowQueue();
   work_.Signal();
   return absl::OkStatus();
 }
 
-bool Mailbox::Cancel(absl::string_view request_id) {
+void Mailbox::ShowQueue() {
+  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  metrics_.requests_waiting_tokens.Set(static_cast<double>(queue_.num_tokens()));
+}
+
+void Mailbox::ForgetPrefixes(ForgetRequest request) {
+  {
+    base::MutexLock lock(&mutex_);
+    if (!exited_) {
+      forget_.push_back(std::move(request));
+      work_.Signal();
+      return;
+    }
+  }
+  request.done(absl::UnavailableError("the service is shutting down"));
+}
+
+bool Mailbox::Cancel(absl::string_view request_id, CancelReason reason) {
   base::MutexLock lock(&mutex_);
   const auto found = in_flight_.find(request_id);
   if (found == in_flight_.end()) {
     return false;
   }
   // By sequence id, which is never used again: a late cancel cannot hit the next request of that name.
-  cancelled_.push_back(found->second);
+  cancelled_.emplace_back(found->second, reason);
   work_.Signal();
   return true;
 }
@@ -88,13 +107,14 @@ LoadSnapshot Mailbox::load() const {
   base::MutexLock lock(&mutex_);
   LoadSnapshot snapshot = load_;
   snapshot.waiting = queue_.size();
+  snapshot.waiting_tokens = queue_.num_tokens();
   return snapshot;
 }
 
 Mail Mailbox::Wait(bool busy) {
   base::MutexLock lock(&mutex_);
   Beat();
-  while (!busy && queue_.empty() && cancelled_.empty() && !stopping_) {
+  while (!busy && queue_.empty() && cancelled_.empty() && forget_.empty() && !stopping_) {
     work_.WaitWithTimeout(&mutex_, kIdleHeartbeat);
     Beat();
   }
@@ -116,33 +136,46 @@ void Mailbox::Beat() {
 Mail Mailbox::TakeMail() {
   Mail mail;
   mail.stop = stopping_;
-  for (const base::SequenceId id : std::exchange(cancelled_, {})) {
+  for (const auto& [id, reason] : std::exchange(cancelled_, {})) {
     if (std::unique_ptr<Sequence> waiting = queue_.Remove(id); waiting != nullptr) {
-      mail.aborted.push_back(std::move(waiting));
+      mail.withdrawn.emplace_back(std::move(waiting), reason);
     } else {
-      mail.cancelled.push_back(id);
+      mail.cancelled.emplace_back(id, reason);
     }
   }
   mail.expired = queue_.TakeExpired(now_());
   if (draining_) {
-    mail.drained = queue_.TakeAll();
+    mail.drained = queue_.TakeNeverRun();
   }
-  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  mail.forget = std::exchange(forget_, {});
+  ShowQueue();
   return mail;
 }
 
 std::unique_ptr<Sequence> Mailbox::PopWaiting() {
   base::MutexLock lock(&mutex_);
   std::unique_ptr<Sequence> sequence = queue_.Pop();
-  metrics_.requests_waiting.Set(static_cast<double>(queue_.size()));
+  ShowQueue();
   return sequence;
 }
 
-void Mailbox::PublishLoad(std::int64_t running, std::int64_t used_blocks, std::int64_t total_blocks) {
+void Mailbox::PutBack(std::unique_ptr<Sequence> sequence) {
+  base::MutexLock lock(&mutex_);
+  queue_.PutBack(std::move(sequence));
+  ShowQueue();
+}
+
+void Mailbox::NoteAdmitted(base::SequenceId id) {
+  base::MutexLock lock(&mutex_);
+  queue_.CountPassedOver(id);
+}
+
+void Mailbox::PublishLoad(std::int64_t running, const KvBlockManager::Counts& blocks) {
   base::MutexLock lock(&mutex_);
   load_.running = running;
-  load_.used_blocks = used_blocks;
-  load_.total_blocks = total_blocks;
+  load_.used_blocks = blocks.used;
+  load_.cached_blocks = blocks.cached;
+  load_.total_blocks = blocks.total();
 }
 
 void Mailbox::FreeId(absl::string_view request_id) {
@@ -157,10 +190,11 @@ void Mailbox::CountEnd() {
   }
 }
 
-void Mailbox::Exit() {
+std::vector<ForgetRequest> Mailbox::Exit() {
   base::MutexLock lock(&mutex_);
   exited_ = true;
   idle_.SignalAll();
+  return std::exchange(forget_, {});
 }
 
 }  // namespace comoe::batching

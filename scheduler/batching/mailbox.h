@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -21,12 +22,19 @@
 
 namespace comoe::batching {
 
+struct ForgetRequest {
+  bool force = false;
+  std::function<void(absl::StatusOr<std::int64_t>)> done;
+};
+
 // What others asked of the engine thread since it last looked. The sequences were waiting and are its to end.
 struct Mail {
-  std::vector<std::unique_ptr<Sequence>> aborted;
+  std::vector<std::pair<std::unique_ptr<Sequence>, CancelReason>> withdrawn;
   std::vector<std::unique_ptr<Sequence>> expired;
   std::vector<std::unique_ptr<Sequence>> drained;
-  std::vector<base::SequenceId> cancelled;  // not waiting: running, or ended meanwhile
+  std::vector<ForgetRequest> forget;
+  // Not waiting: running, or ended meanwhile. In the order of the calls: a request's first one counts.
+  std::vector<std::pair<base::SequenceId, CancelReason>> cancelled;
   bool stop = false;
 };
 
@@ -35,11 +43,13 @@ class Mailbox {
   using Clock = std::function<absl::Time()>;
 
   // `metrics` outlives the mailbox, which sets the gauges of waiting requests and of the heartbeat.
-  Mailbox(std::int64_t max_waiting, Clock now, SchedulerMetrics& metrics);
+  Mailbox(std::int64_t max_waiting_requests, std::int64_t max_waiting_tokens, Clock now,
+          SchedulerMetrics& metrics);
 
   // For any thread. Post gives the sequence its id; refusals are those of Scheduler::Submit.
   absl::Status Post(std::unique_ptr<Sequence> sequence) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool Cancel(absl::string_view request_id) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Cancel(absl::string_view request_id, CancelReason reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ForgetPrefixes(ForgetRequest request) ABSL_LOCKS_EXCLUDED(mutex_);
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until nothing is in flight or the time has come (then false), tells the engine thread to stop and
   // waits for Exit.
@@ -49,19 +59,22 @@ class Mailbox {
   // For the engine thread. Wait blocks until there is something to do, unless `busy`; both note a heartbeat.
   Mail Wait(bool busy) ABSL_LOCKS_EXCLUDED(mutex_);
   Mail Collect() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The request that came first; nullptr if none waits.
+  // The request whose turn it is; nullptr if none waits.
   std::unique_ptr<Sequence> PopWaiting() ABSL_LOCKS_EXCLUDED(mutex_);
-  void PublishLoad(std::int64_t running, std::int64_t used_blocks, std::int64_t total_blocks)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // One that PopWaiting gave and that does not fit yet, or that lost its memory.
+  void PutBack(std::unique_ptr<Sequence> sequence) ABSL_LOCKS_EXCLUDED(mutex_);
+  void NoteAdmitted(base::SequenceId id) ABSL_LOCKS_EXCLUDED(mutex_);
+  void PublishLoad(std::int64_t running, const KvBlockManager::Counts& blocks) ABSL_LOCKS_EXCLUDED(mutex_);
   // Around a request's terminal event. Before it its id becomes free again: whoever hears of the end may use
   // it at once. After it, and not earlier, Stop counts it as ended.
   void FreeId(absl::string_view request_id) ABSL_LOCKS_EXCLUDED(mutex_);
   void CountEnd() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The engine thread has ended.
-  void Exit() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The engine thread has ended; what it can no longer answer.
+  std::vector<ForgetRequest> Exit() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Beat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ShowQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Mail TakeMail() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Clock now_;
@@ -73,7 +86,8 @@ class Mailbox {
   RequestQueue queue_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, base::SequenceId> in_flight_ ABSL_GUARDED_BY(mutex_);  // Post until FreeId
   std::int64_t num_unended_ ABSL_GUARDED_BY(mutex_) = 0;  // Post until CountEnd
-  std::vector<base::SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<base::SequenceId, CancelReason>> cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ForgetRequest> forget_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);  // but for `waiting`
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;

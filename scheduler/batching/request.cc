@@ -6,12 +6,16 @@ absl::string_view FinishReasonName(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStopEos:
       return "stop_eos";
+    case FinishReason::kStopString:
+      return "stop_string";
     case FinishReason::kStopToken:
       return "stop_token";
     case FinishReason::kMaxTokens:
       return "max_tokens";
     case FinishReason::kContextLength:
       return "context_length";
+    case FinishReason::kTimeLimit:
+      return "time_limit";
     case FinishReason::kAborted:
       return "aborted";
     case FinishReason::kDeadline:

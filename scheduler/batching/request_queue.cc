@@ -1,54 +1,80 @@
 #include "scheduler/batching/request_queue.h"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "engine/base/check.h"
 
 namespace comoe::batching {
 
+RequestQueue::Rank RequestQueue::RankOf(const Sequence& sequence) {
+  return {-sequence.request.priority, sequence.id};
+}
+
 void RequestQueue::Push(std::unique_ptr<Sequence> sequence) {
-  COMOE_CHECK(!full(), "the queue's bound is tested before a request is queued");
-  waiting_.push_back(std::move(sequence));
+  COMOE_CHECK(HasRoom(sequence->num_pending()), "the queue's bound is tested before a request is queued");
+  PutBack(std::move(sequence));
+}
+
+void RequestQueue::PutBack(std::unique_ptr<Sequence> sequence) {
+  num_tokens_ += sequence->num_pending();
+  ranks_.insert(RankOf(*sequence));
+  const base::SequenceId id = sequence->id;
+  waiting_.emplace(id, std::move(sequence));
+}
+
+std::unique_ptr<Sequence> RequestQueue::Take(base::SequenceId id) {
+  const auto found = waiting_.find(id);
+  if (found == waiting_.end()) {
+    return nullptr;
+  }
+  std::unique_ptr<Sequence> sequence = std::move(found->second);
+  waiting_.erase(found);
+  ranks_.erase(RankOf(*sequence));
+  num_tokens_ -= sequence->num_pending();
+  return sequence;
 }
 
 std::unique_ptr<Sequence> RequestQueue::Pop() {
   if (waiting_.empty()) {
     return nullptr;
   }
-  std::unique_ptr<Sequence> first = std::move(waiting_.front());
-  waiting_.pop_front();
-  return first;
+  Sequence& oldest = *waiting_.begin()->second;
+  const base::SequenceId best = ranks_.begin()->id;
+  return Take(oldest.times_passed_over >= kMaxPassedOver ? oldest.id : best);
 }
 
-std::unique_ptr<Sequence> RequestQueue::Remove(base::SequenceId id) {
-  const auto found =
-      std::find_if(waiting_.begin(), waiting_.end(),
-                   [id](const std::unique_ptr<Sequence>& waiting) { return waiting->id == id; });
-  if (found == waiting_.end()) {
-    return nullptr;
+void RequestQueue::CountPassedOver(base::SequenceId admitted) {
+  if (!waiting_.empty() && waiting_.begin()->first < admitted) {
+    ++waiting_.begin()->second->times_passed_over;
   }
-  std::unique_ptr<Sequence> sequence = std::move(*found);
-  waiting_.erase(found);
-  return sequence;
+}
+
+std::unique_ptr<Sequence> RequestQueue::Remove(base::SequenceId id) { return Take(id); }
+
+template <typename Wanted>
+std::vector<std::unique_ptr<Sequence>> RequestQueue::TakeIf(const Wanted& wanted) {
+  std::vector<base::SequenceId> ids;
+  for (const auto& [id, sequence] : waiting_) {
+    if (wanted(*sequence)) {
+      ids.push_back(id);
+    }
+  }
+  std::vector<std::unique_ptr<Sequence>> taken;
+  taken.reserve(ids.size());
+  for (const base::SequenceId id : ids) {
+    taken.push_back(Take(id));
+  }
+  return taken;
 }
 
 std::vector<std::unique_ptr<Sequence>> RequestQueue::TakeExpired(absl::Time now) {
-  const auto expired = std::stable_partition(
-      waiting_.begin(), waiting_.end(),
-      [now](const std::unique_ptr<Sequence>& waiting) { return waiting->request.deadline > now; });
-  std::vector<std::unique_ptr<Sequence>> taken(std::make_move_iterator(expired),
-                                               std::make_move_iterator(waiting_.end()));
-  waiting_.erase(expired, waiting_.end());
-  return taken;
+  return TakeIf([now](const Sequence& sequence) {
+    return sequence.request.deadline <= now || sequence.time_limit <= now;
+  });
 }
 
-std::vector<std::unique_ptr<Sequence>> RequestQueue::TakeAll() {
-  std::vector<std::unique_ptr<Sequence>> taken(std::make_move_iterator(waiting_.begin()),
-                                               std::make_move_iterator(waiting_.end()));
-  waiting_.clear();
-  return taken;
+std::vector<std::unique_ptr<Sequence>> RequestQueue::TakeNeverRun() {
+  return TakeIf([](const Sequence& sequence) { return !sequence.has_run(); });
 }
 
 }  // namespace comoe::batching

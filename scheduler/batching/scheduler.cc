@@ -13,9 +13,8 @@
 #include "absl/time/clock.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
-#include "scheduler/batching/batch_composer.h"
-#include "scheduler/batching/kv_block_manager.h"
 #include "scheduler/batching/mailbox.h"
+#include "scheduler/batching/running_batch.h"
 #include "scheduler/batching/scheduler_metrics.h"
 #include "scheduler/batching/sequence_table.h"
 #include "scheduler/batching/stop_conditions.h"
@@ -29,6 +28,19 @@ absl::Duration Elapsed(absl::Time from, absl::Time to) { return std::max(to - fr
 
 absl::Status ShuttingDown() { return absl::UnavailableError("the service is shutting down"); }
 
+// A prompt to be computed only needs no place for a token of the completion.
+std::int64_t PositionsNeeded(const Request& request) {
+  return static_cast<std::int64_t>(request.prompt.size()) + (request.prefill_only ? 0 : 1);
+}
+
+absl::Time Received(const Sequence& sequence) {
+  return sequence.request.received == absl::InfinitePast() ? sequence.submitted : sequence.request.received;
+}
+
+FinishReason FinishReasonOf(CancelReason reason) {
+  return reason == CancelReason::kStopMatched ? FinishReason::kStopString : FinishReason::kAborted;
+}
+
 // The rows of a span that belong to its sequence's prompt.
 std::int64_t NumPromptRows(const api::PlanSpan& span, const Sequence& sequence) {
   const auto rows = static_cast<std::int64_t>(span.tokens.size());
@@ -38,37 +50,50 @@ std::int64_t NumPromptRows(const api::PlanSpan& span, const Sequence& sequence) 
 // The loop: hear, admit, compose, step, deliver, retire. All of it runs on the engine thread; the interface's
 // methods only post to the mailbox.
 //
-// Invariants, asserted in debug builds: (1) a block is free once or held by one running sequence; (2) a
-// step's rows and spans keep to their limits; (3) a running sequence has at least one row to run, and no rows
-// computed beyond its tokens; (4) nobody waits while there is room, and a step computes something; (5) what
-// can never fit does not run; (6) blocks change hands between steps only; (7) a request ends once, and gets
-// no token after its end.
+// Invariants, asserted in debug builds: (1) used, cached and free blocks are the pool, a block is free once
+// or has as many holders as it is held by; (2) a step's rows and spans keep to their limits; (3) a running
+// sequence has at least one row to run, no rows computed beyond its tokens, and as a decode gets one row a
+// step or is counted as passed over; (4) nobody waits while nothing runs, and a step computes something; (5)
+// what can never fit does not run; (6) a preemption frees blocks for somebody who goes on; (7) a prefix is
+// found only after its rows were computed; (8) blocks change hands between steps only, and so do (9) leases,
+// which no step leaves behind; (10) a request ends once, and gets no token after its end; (11) its tokens do
+// not depend on who else runs, as a row's result does not; (12) the kinds of engine time sum to wall time.
 class SchedulerImpl final : public Scheduler {
  public:
   SchedulerImpl(api::Engine& engine, const SchedulerOptions& options, base::MetricsSink& metrics);
   ~SchedulerImpl() override;
 
   absl::Status Submit(Request request, std::shared_ptr<RequestObserver> observer) override;
-  bool Cancel(absl::string_view request_id) override { return mailbox_.Cancel(request_id); }
+  bool Cancel(absl::string_view request_id, CancelReason reason) override {
+    return mailbox_.Cancel(request_id, reason);
+  }
   LoadSnapshot load() const override { return mailbox_.load(); }
   void BeginDrain() override { mailbox_.BeginDrain(); }
+  void ForgetPrefixes(bool force, std::function<void(absl::StatusOr<std::int64_t>)> done) override {
+    mailbox_.ForgetPrefixes({force, std::move(done)});
+  }
   bool Stop(absl::Time until) override { return mailbox_.Stop(until); }
 
  private:
   absl::Status CheckRequest(const Request& request) const;
+  absl::Status CheckPrompt(const Request& request) const;
 
   // Everything below is the engine thread's.
   void Run();
   void HandleMail(Mail mail);
+  void EndTimeLimits();
   void Admit();
+  void NoteStarted(Sequence& sequence);
+  void Requeue(std::vector<SequencePtr> preempted);
   void RunStep();
-  api::StepPlan Compose();
   absl::Status CheckResult(const api::StepPlan& plan, const api::StepResult& result) const;
   void RecordStep(const api::StepPlan& plan, absl::Duration elapsed);
   void Account(const api::StepPlan& plan);
-  void Deliver(const api::StepResult& result);
+  void Deliver(api::StepResult result);
+  static void DeliverScores(Sequence& sequence, const api::SpanResult& span);
+  void DeliverToken(Sequence& sequence, api::SpanResult& span);
   void PublishLoad();
-  bool InvariantsHold(const api::StepPlan& plan) const;
+  void CountTime(base::Counter& kind);
 
   // Ends a request that is in neither queue nor table any more: the only place where that happens.
   void Finish(SequencePtr sequence, FinishReason reason, const absl::Status& status,
@@ -81,16 +106,16 @@ class SchedulerImpl final : public Scheduler {
   const std::function<absl::Time()> now_;
   const std::vector<base::TokenId> eos_token_ids_;
   const std::int32_t vocab_size_;
-  const std::int64_t max_rows_;
-  const std::int64_t max_sequences_;
+  const api::ConstantStepCosts constant_costs_;
 
   // The engine thread's.
-  SequenceTable sequences_;
-  KvBlockManager blocks_;
+  RunningBatch batch_;
   std::uint64_t next_step_ = 0;
   bool step_under_way_ = false;
+  bool preempted_ = false;  // in the last step
+  absl::Time time_counted_;
 
-  const std::int64_t max_positions_;  // constant; computed from blocks_
+  const std::int64_t max_positions_;  // constant; of batch_
 
   // Synchronised by themselves.
   SchedulerMetrics metrics_;
@@ -104,13 +129,14 @@ SchedulerImpl::SchedulerImpl(api::Engine& engine, const SchedulerOptions& option
       now_(options.now ? options.now : [] { return absl::Now(); }),
       eos_token_ids_(engine.model_info().eos_token_ids),
       vocab_size_(engine.model_info().vocab_size),
-      max_rows_(std::max<std::int64_t>(1, std::min(options.max_batch_tokens, engine.capacity().max_rows))),
-      max_sequences_(
-          std::max<std::int64_t>(1, std::min(options.max_sequences, engine.capacity().max_sequences))),
-      blocks_(engine.model_info().cache_groups, engine.capacity().num_blocks),
-      max_positions_(std::min(engine.capacity().max_positions, blocks_.LongestSequence())),
+      batch_(
+          engine,
+          {options.max_batch_tokens, options.max_sequences, options.max_chunk_tokens, options.reuse_prefixes},
+          options.costs != nullptr ? *options.costs : constant_costs_),
+      max_positions_(batch_.max_positions()),
       metrics_(metrics),
-      mailbox_(std::max<std::int64_t>(1, options.max_waiting_requests), now_, metrics_) {
+      mailbox_(std::max<std::int64_t>(1, options.max_waiting_requests),
+               std::max<std::int64_t>(1, options.max_waiting_tokens), now_, metrics_) {
   PublishLoad();
   thread_ = std::thread([this] { Run(); });
   pthread_setname_np(thread_.native_handle(), "engine");
@@ -121,15 +147,15 @@ SchedulerImpl::~SchedulerImpl() {
   thread_.join();
 }
 
-absl::Status SchedulerImpl::CheckRequest(const Request& request) const {
+absl::Status SchedulerImpl::CheckPrompt(const Request& request) const {
   const auto num_prompt = static_cast<std::int64_t>(request.prompt.size());
   if (num_prompt == 0) {
     return absl::InvalidArgumentError("the prompt is empty: it has at least one token");
   }
-  if (num_prompt + 1 > max_positions_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the prompt has ", num_prompt, " tokens: with one to generate, ", num_prompt + 1,
-                     " positions, and a sequence has at most ", max_positions_));
+  if (const std::int64_t positions = PositionsNeeded(request); positions > max_positions_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the prompt has ", num_prompt, " tokens: ", request.prefill_only ? "" : "with one to generate, ",
+        positions, " positions, and a sequence has at most ", max_positions_));
   }
   for (const base::TokenId token : request.prompt) {
     if (token < 0 || token >= vocab_size_) {
@@ -137,9 +163,34 @@ absl::Status SchedulerImpl::CheckRequest(const Request& request) const {
           absl::StrCat("token ", token, " of the prompt is not in the vocabulary of ", vocab_size_));
     }
   }
-  if (request.stop.max_tokens < 1) {
+  return absl::OkStatus();
+}
+
+absl::Status SchedulerImpl::CheckRequest(const Request& request) const {
+  COMOE_RETURN_IF_ERROR(CheckPrompt(request));
+  const StopConditions& stop = request.stop;
+  if (stop.max_tokens < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("max_tokens is ", stop.max_tokens, ": it is at least 1"));
+  }
+  if (stop.min_tokens < 0 || stop.min_tokens > stop.max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "min_tokens is ", stop.min_tokens, ": it lies in [0, max_tokens], which is ", stop.max_tokens));
+  }
+  for (const base::TokenId token : stop.stop_token_ids) {
+    if (token < 0 || token >= vocab_size_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("stop token ", token, " is not in the vocabulary of ", vocab_size_));
+    }
+  }
+  for (const std::int32_t count : {request.top_logprobs, request.prompt_logprobs}) {
+    if (count < -1 || count > api::kMaxTopLogprobs) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          count, " alternatives to a token are wanted: the number lies in [0, ", api::kMaxTopLogprobs, "]"));
+    }
+  }
+  if (request.time_limit <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("max_tokens is ", request.stop.max_tokens, ": it is at least 1"));
+        absl::StrCat("time_limit is ", absl::FormatDuration(request.time_limit), ": it is more than 0"));
   }
   return api::ValidateSamplingParams(request.sampling, vocab_size_);
 }
@@ -154,39 +205,64 @@ absl::Status SchedulerImpl::Submit(Request request, std::shared_ptr<RequestObser
   sequence->request = std::move(request);
   sequence->observer = std::move(observer);
   sequence->submitted = now_();
+  sequence->time_limit = Received(*sequence) + sequence->request.time_limit;
+  if (sequence->request.stop.min_tokens > 0) {
+    sequence->masked = StopTokens(sequence->request.stop, eos_token_ids_, vocab_size_);
+  }
   return mailbox_.Post(std::move(sequence));
 }
 
 void SchedulerImpl::Run() {
+  time_counted_ = absl::Now();
   bool stop = false;
   while (!stop) {
-    Mail mail = mailbox_.Wait(/*busy=*/!sequences_.empty());
+    CountTime(metrics_.busy_seconds_sched);
+    Mail mail = mailbox_.Wait(/*busy=*/!batch_.empty());
+    CountTime(metrics_.busy_seconds_idle);
     stop = mail.stop;
     HandleMail(std::move(mail));
-    Admit();
-    if (!stop && !sequences_.empty()) {
+    EndTimeLimits();
+    if (!preempted_) {
+      Admit();
+    }
+    preempted_ = false;
+    if (!stop && !batch_.empty()) {
       RunStep();
     }
   }
-  for (const Sequence* sequence : sequences_.InOrder()) {
+  for (const Sequence* sequence : batch_.InOrder()) {
     FinishRunning(sequence->id, FinishReason::kDraining, ShuttingDown());
   }
-  mailbox_.Exit();
+  while (SequencePtr preempted = mailbox_.PopWaiting()) {
+    Finish(std::move(preempted), FinishReason::kDraining, ShuttingDown());
+  }
+  for (const ForgetRequest& request : mailbox_.Exit()) {
+    request.done(ShuttingDown());
+  }
+}
+
+// By the real clock, whatever tests make of time.
+void SchedulerImpl::CountTime(base::Counter& kind) {
+  const absl::Time now = absl::Now();
+  kind.Increment(absl::ToDoubleSeconds(Elapsed(time_counted_, now)));
+  time_counted_ = now;
 }
 
 void SchedulerImpl::HandleMail(Mail mail) {
-  for (SequencePtr& sequence : mail.aborted) {
-    Finish(std::move(sequence), FinishReason::kAborted, absl::OkStatus());
+  for (auto& [sequence, reason] : mail.withdrawn) {
+    Finish(std::move(sequence), FinishReasonOf(reason), absl::OkStatus());
   }
-  for (const base::SequenceId id : mail.cancelled) {
-    FinishRunning(id, FinishReason::kAborted, absl::OkStatus());
+  for (const auto& [id, reason] : mail.cancelled) {
+    FinishRunning(id, FinishReasonOf(reason), absl::OkStatus());
   }
   const absl::Status late = absl::DeadlineExceededError("the request's deadline has passed");
-  for (SequencePtr& sequence : mail.expired) {
-    Finish(std::move(sequence), FinishReason::kDeadline, late);
-  }
   const absl::Time now = now_();
-  for (const Sequence* sequence : sequences_.InOrder()) {
+  for (SequencePtr& sequence : mail.expired) {
+    const bool time_limit = sequence->request.deadline > now;
+    Finish(std::move(sequence), time_limit ? FinishReason::kTimeLimit : FinishReason::kDeadline,
+           time_limit ? absl::OkStatus() : late);
+  }
+  for (const Sequence* sequence : batch_.InOrder()) {
     if (sequence->request.deadline <= now) {
       FinishRunning(sequence->id, FinishReason::kDeadline, late);
     }
@@ -194,68 +270,78 @@ void SchedulerImpl::HandleMail(Mail mail) {
   for (SequencePtr& sequence : mail.drained) {
     Finish(std::move(sequence), FinishReason::kDraining, ShuttingDown());
   }
+  for (const ForgetRequest& request : mail.forget) {
+    if (!batch_.empty() && !request.force) {
+      request.done(absl::FailedPreconditionError(
+          absl::StrCat(batch_.size(), " requests run and use the prefix cache; force it, or wait")));
+    } else {
+      const std::int64_t forgotten = batch_.ForgetPrefixes();
+      PublishLoad();
+      request.done(forgotten);
+    }
+  }
+}
+
+// Not between a step and its delivery: whoever set a limit wants what there is.
+void SchedulerImpl::EndTimeLimits() {
+  const absl::Time now = now_();
+  for (const Sequence* sequence : batch_.InOrder()) {
+    if (sequence->time_limit <= now) {
+      FinishRunning(sequence->id, FinishReason::kTimeLimit, absl::OkStatus());
+    }
+  }
 }
 
 void SchedulerImpl::Admit() {
-  while (sequences_.size() < max_sequences_) {
-    SequencePtr sequence = mailbox_.PopWaiting();
-    if (sequence == nullptr) {
+  while (SequencePtr sequence = mailbox_.PopWaiting()) {
+    Sequence& candidate = *sequence;
+    if (!batch_.TryAdmit(sequence)) {
+      COMOE_DCHECK(!batch_.empty(), "nobody waits while nothing runs");
+      mailbox_.PutBack(std::move(sequence));
       return;
     }
-    COMOE_DCHECK(sequence->num_prompt + 1 <= max_positions_, "what can never fit is refused by Submit");
-    sequence->started = now_();
-    sequence->MoveTo(SequenceState::kPrefilling);
-    const std::shared_ptr<RequestObserver> observer = sequence->observer;
-    sequences_.Add(std::move(sequence));
+    mailbox_.NoteAdmitted(candidate.id);
     PublishLoad();
-    observer->OnStarted();
+    if (!candidate.has_run()) {
+      NoteStarted(candidate);
+    }
   }
 }
 
-api::StepPlan SchedulerImpl::Compose() {
-  ComposerSnapshot snapshot;
-  snapshot.step = base::StepId{next_step_++};
-  snapshot.max_rows = max_rows_;
-  snapshot.max_sequences = max_sequences_;
-  for (const Sequence* sequence : sequences_.InOrder()) {
-    RunnableSequence runnable;
-    runnable.id = sequence->id;
-    runnable.tokens = sequence->tokens;
-    runnable.num_computed = sequence->num_computed;
-    runnable.reachable_end = blocks_.ReachableEnd(sequence->blocks, sequence->num_computed,
-                                                  static_cast<std::int64_t>(sequence->tokens.size()));
-    runnable.sampling = &sequence->request.sampling;
-    snapshot.sequences.push_back(runnable);
+// The first time; what a preempted one finds in memory when it starts again is no cached prompt of the
+// client's.
+void SchedulerImpl::NoteStarted(Sequence& sequence) {
+  sequence.started = now_();
+  sequence.num_prompt_counted = sequence.num_cached;
+  sequence.num_cached_at_start = sequence.num_cached;
+  if (sequence.request.counted && sequence.request.prompt_logprobs < 0) {
+    metrics_.prefix_cache_lookup_tokens_total.Increment(static_cast<double>(sequence.num_prompt));
+    metrics_.prefix_cache_hit_tokens_total.Increment(static_cast<double>(sequence.num_cached));
+    metrics_.prompt_tokens_cached_total.Increment(static_cast<double>(sequence.num_cached));
   }
-  api::StepPlan plan = ComposeStep(snapshot);
-  std::vector<api::PlanSpan> spans;
-  for (api::PlanSpan& span : plan.spans) {
-    Sequence& sequence = *sequences_.Find(span.sequence);
-    const auto rows = static_cast<std::int64_t>(span.tokens.size());
-    // Fails where a span before it took the blocks that the snapshot showed as free; it goes on later.
-    if (blocks_.Extend(sequence.blocks, span.start_position, span.start_position + rows).ok()) {
-      span.groups = sequence.blocks;
-      spans.push_back(std::move(span));
-    }
+  sequence.observer->OnStarted(sequence.num_cached);
+}
+
+void SchedulerImpl::Requeue(std::vector<SequencePtr> preempted) {
+  preempted_ = !preempted.empty();
+  for (SequencePtr& sequence : preempted) {
+    metrics_.preemptions_total.Increment();
+    mailbox_.PutBack(std::move(sequence));
   }
-  plan.spans = std::move(spans);
-  return plan;
 }
 
 void SchedulerImpl::RunStep() {
-  const api::StepPlan plan = Compose();
+  ComposedStep composed = batch_.Compose(base::StepId{next_step_++});
+  const api::StepPlan& plan = composed.plan;
+  Requeue(std::move(composed.preempted));
   PublishLoad();
-  if (plan.spans.empty()) {
-    // Nobody can grow: whoever came last makes room for the others. One sequence alone always can.
-    FinishRunning(sequences_.InOrder().back()->id, FinishReason::kError,
-                  absl::ResourceExhaustedError("KV memory is used up by the requests that run"));
-    return;
-  }
-  COMOE_DCHECK(InvariantsHold(plan), "a step keeps to the limits, and blocks and rows add up");
+  COMOE_DCHECK(batch_.IsConsistent(plan), "a step keeps to the limits, and blocks and rows add up");
   const absl::Time begin = now_();
+  CountTime(metrics_.busy_seconds_sched);
   step_under_way_ = true;
-  const absl::StatusOr<api::StepResult> result = engine_.Step(plan);
+  absl::StatusOr<api::StepResult> result = engine_.Step(plan);
   step_under_way_ = false;
+  CountTime(metrics_.busy_seconds_compute);
   RecordStep(plan, Elapsed(begin, now_()));
   const absl::Status status = result.ok() ? CheckResult(plan, *result) : result.status();
   if (!status.ok()) {
@@ -267,7 +353,7 @@ void SchedulerImpl::RunStep() {
   Account(plan);
   // Who cancelled or ran out of time during the step gets no token of it.
   HandleMail(mailbox_.Collect());
-  Deliver(*result);
+  Deliver(*std::move(result));
 }
 
 absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::StepResult& result) const {
@@ -278,7 +364,8 @@ absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::St
   for (std::size_t i = 0; i < plan.spans.size(); ++i) {
     const api::SpanResult& span = result.spans[i];
     if (span.sequence != plan.spans[i].sequence ||
-        span.token.has_value() != plan.spans[i].sample.has_value()) {
+        span.token.has_value() != plan.spans[i].sample.has_value() ||
+        span.scores.size() != plan.spans[i].score.size()) {
       return absl::InternalError(
           absl::StrCat("the engine's answer for span ", i, " is not to what was asked"));
     }
@@ -291,63 +378,94 @@ absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::St
 
 void SchedulerImpl::RecordStep(const api::StepPlan& plan, absl::Duration elapsed) {
   if (std::none_of(plan.spans.begin(), plan.spans.end(), [this](const api::PlanSpan& span) {
-        return sequences_.Find(span.sequence)->request.counted;
+        return batch_.Find(span.sequence)->request.counted;
       })) {
     return;
   }
   const bool prefill = std::any_of(plan.spans.begin(), plan.spans.end(), [this](const api::PlanSpan& span) {
-    return NumPromptRows(span, *sequences_.Find(span.sequence)) > 0;
+    return NumPromptRows(span, *batch_.Find(span.sequence)) > 0;
   });
   (prefill ? metrics_.step_seconds_prefill : metrics_.step_seconds_decode)
       .Observe(absl::ToDoubleSeconds(elapsed));
   metrics_.step_tokens.Observe(static_cast<double>(plan.num_rows()));
+  metrics_.step_sequences.Observe(static_cast<double>(plan.spans.size()));
 }
 
 void SchedulerImpl::Account(const api::StepPlan& plan) {
+  batch_.Account(plan);
   for (const api::PlanSpan& span : plan.spans) {
-    Sequence& sequence = *sequences_.Find(span.sequence);
-    const auto rows = static_cast<std::int64_t>(span.tokens.size());
-    if (sequence.request.counted) {
-      metrics_.prompt_tokens_computed_total.Increment(static_cast<double>(NumPromptRows(span, sequence)));
+    Sequence& sequence = *batch_.Find(span.sequence);
+    sequence.num_undelivered += static_cast<std::int64_t>(span.tokens.size());
+    // What a preemption made it compute again is counted once.
+    const std::int64_t prompt = std::min(sequence.num_computed, sequence.num_prompt);
+    if (sequence.request.counted && prompt > sequence.num_prompt_counted) {
+      metrics_.prompt_tokens_computed_total.Increment(
+          static_cast<double>(prompt - sequence.num_prompt_counted));
+      sequence.num_prompt_counted = prompt;
     }
-    sequence.num_computed += rows;
-    sequence.num_undelivered += rows;
   }
 }
 
-void SchedulerImpl::Deliver(const api::StepResult& result) {
-  for (const api::SpanResult& span : result.spans) {
-    Sequence* const sequence = sequences_.Find(span.sequence);
-    if (sequence == nullptr || !span.token.has_value()) {
-      continue;  // ended during the step, or not at the end of its prompt yet
+void SchedulerImpl::Deliver(api::StepResult result) {
+  for (api::SpanResult& span : result.spans) {
+    Sequence* const sequence = batch_.Find(span.sequence);
+    if (sequence == nullptr) {
+      continue;  // ended during the step
     }
-    sequence->last_token = now_();
-    if (sequence->state == SequenceState::kPrefilling) {
-      sequence->MoveTo(SequenceState::kDecoding);
-      sequence->first_token = sequence->last_token;
+    DeliverScores(*sequence, span);
+    if (span.token.has_value()) {
+      DeliverToken(*sequence, span);
+    } else if (sequence->num_pending() == 0) {
+      COMOE_DCHECK(sequence->request.prefill_only, "a token is drawn where the known ones end");
+      FinishRunning(span.sequence, FinishReason::kMaxTokens, absl::OkStatus());
     }
-    sequence->tokens.push_back(*span.token);
-    sequence->num_undelivered = 0;
-    if (sequence->request.counted) {
-      metrics_.generated_tokens_total.Increment();
-    }
-    const GeneratedToken token = {*span.token, span.logprob};
-    sequence->observer->OnTokens({&token, 1});
-    if (const std::optional<StopDecision> stop =
-            DecideStop(sequence->request.stop, eos_token_ids_, sequence->limit, *span.token,
-                       sequence->num_generated())) {
-      Finish(sequences_.Remove(span.sequence), stop->reason, absl::OkStatus(), stop->matched_token);
-    }
+  }
+}
+
+// Each once: what a preemption made it compute again was delivered before.
+void SchedulerImpl::DeliverScores(Sequence& sequence, const api::SpanResult& span) {
+  const auto count = static_cast<std::int64_t>(span.scores.size());
+  // The last of them is that of the row before the last that was computed, or of the prompt's last row.
+  const std::int64_t end = std::min(sequence.num_computed, sequence.num_prompt - 1);
+  if (const std::int64_t fresh = std::min(count, end - sequence.num_scored); fresh > 0) {
+    sequence.num_scored += fresh;
+    sequence.observer->OnPromptScores(absl::MakeConstSpan(span.scores).last(static_cast<std::size_t>(fresh)));
+  }
+}
+
+void SchedulerImpl::DeliverToken(Sequence& sequence, api::SpanResult& span) {
+  sequence.last_token = now_();
+  if (sequence.state == SequenceState::kPrefilling) {
+    sequence.MoveTo(SequenceState::kDecoding);
+  }
+  if (sequence.num_generated() == 0) {
+    sequence.first_token = sequence.last_token;
+  }
+  sequence.tokens.push_back(*span.token);
+  sequence.num_undelivered = 0;
+  if (sequence.request.counted) {
+    metrics_.generated_tokens_total.Increment();
+  }
+  const GeneratedToken token = {*span.token, std::move(span.logprobs)};
+  sequence.observer->OnTokens({&token, 1});
+  if (const std::optional<StopDecision> stop = DecideStop(
+          sequence.request.stop, eos_token_ids_, sequence.limit, token.id, sequence.num_generated())) {
+    Finish(batch_.Remove(sequence.id), stop->reason, absl::OkStatus(), stop->matched_token);
   }
 }
 
 void SchedulerImpl::PublishLoad() {
-  metrics_.requests_running.Set(static_cast<double>(sequences_.size()));
-  mailbox_.PublishLoad(sequences_.size(), blocks_.used_blocks(), blocks_.total_blocks());
+  const KvBlockManager::Counts blocks = batch_.blocks();
+  metrics_.requests_running.Set(static_cast<double>(batch_.size()));
+  metrics_.kv_blocks_used.Set(static_cast<double>(blocks.used));
+  metrics_.kv_blocks_cached.Set(static_cast<double>(blocks.cached));
+  metrics_.kv_blocks_free.Set(static_cast<double>(blocks.free));
+  metrics_.kv_usage_ratio.Set(static_cast<double>(blocks.used) / static_cast<double>(blocks.total()));
+  mailbox_.PublishLoad(batch_.size(), blocks);
 }
 
 void SchedulerImpl::FinishRunning(base::SequenceId id, FinishReason reason, const absl::Status& status) {
-  if (SequencePtr sequence = sequences_.Remove(id); sequence != nullptr) {
+  if (SequencePtr sequence = batch_.Remove(id); sequence != nullptr) {
     Finish(std::move(sequence), reason, status);
   }
 }
@@ -356,9 +474,8 @@ void SchedulerImpl::Finish(SequencePtr sequence, FinishReason reason, const absl
                            base::TokenId matched_token) {
   COMOE_DCHECK(!step_under_way_, "blocks change hands between steps only");
   const absl::Time now = now_();
-  const bool started = sequence->state != SequenceState::kWaiting;
+  const bool started = sequence->has_run();
   sequence->MoveTo(SequenceState::kFinished);
-  blocks_.Release(sequence->blocks);
   PublishLoad();
 
   RequestOutcome outcome;
@@ -367,13 +484,15 @@ void SchedulerImpl::Finish(SequencePtr sequence, FinishReason reason, const absl
   outcome.matched_token = matched_token;
   outcome.usage.prompt_tokens = sequence->num_prompt;
   outcome.usage.completion_tokens = sequence->num_generated();
+  outcome.usage.cached_prompt_tokens = sequence->num_cached_at_start;
+  outcome.timing.preemptions = sequence->preemptions;
   outcome.timing.queue = Elapsed(sequence->submitted, started ? sequence->started : now);
   if (sequence->num_generated() > 0) {
-    const absl::Time received =
-        sequence->request.received == absl::InfinitePast() ? sequence->submitted : sequence->request.received;
     outcome.timing.prefill = Elapsed(sequence->started, sequence->first_token);
     outcome.timing.decode = Elapsed(sequence->first_token, sequence->last_token);
-    outcome.timing.time_to_first_token = Elapsed(received, sequence->first_token);
+    outcome.timing.time_to_first_token = Elapsed(Received(*sequence), sequence->first_token);
+  } else if (reason == FinishReason::kMaxTokens) {  // prefill only
+    outcome.timing.prefill = Elapsed(sequence->started, now);
   }
   if (sequence->request.counted) {
     RecordEnd(*sequence, outcome);
@@ -394,24 +513,7 @@ void SchedulerImpl::RecordEnd(const Sequence& sequence, const RequestOutcome& ou
       outcome.reason == FinishReason::kDraining) {
     metrics_.tokens_discarded_abort_total.Increment(static_cast<double>(sequence.num_undelivered));
   }
-}
-
-// Invariants 1 to 4 of a step about to run; 5 is asserted in Admit, 6 in Finish, 7 in Sequence::MoveTo.
-bool SchedulerImpl::InvariantsHold(const api::StepPlan& plan) const {
-  const std::vector<const Sequence*> running = sequences_.InOrder();
-  std::vector<const KvBlockManager::State*> states;
-  for (const Sequence* sequence : running) {
-    states.push_back(&sequence->blocks);
-    if (sequence->num_computed < 0 || sequence->num_pending() < 1) {
-      return false;
-    }
-  }
-  if (!blocks_.IsConsistent(states)) {
-    return false;
-  }
-  const auto num_spans = static_cast<std::int64_t>(plan.spans.size());
-  return plan.num_rows() >= num_spans && plan.num_rows() <= max_rows_ && num_spans >= 1 &&
-         num_spans <= max_sequences_;
+  metrics_.tokens_discarded_preempt_total.Increment(static_cast<double>(sequence.num_recomputed));
 }
 
 }  // namespace

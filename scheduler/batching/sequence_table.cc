@@ -10,7 +10,7 @@ namespace {
 bool MayFollow(SequenceState from, SequenceState to) {
   switch (to) {
     case SequenceState::kWaiting:
-      return false;
+      return from == SequenceState::kPrefilling || from == SequenceState::kDecoding;
     case SequenceState::kPrefilling:
       return from == SequenceState::kWaiting;
     case SequenceState::kDecoding:
@@ -24,7 +24,7 @@ bool MayFollow(SequenceState from, SequenceState to) {
 }  // namespace
 
 void Sequence::MoveTo(SequenceState next) {
-  COMOE_CHECK(MayFollow(state, next), "a sequence waits, prefills, decodes and finishes once");
+  COMOE_CHECK(MayFollow(state, next), "a sequence waits, prefills, decodes, and finishes once");
   state = next;
 }
 

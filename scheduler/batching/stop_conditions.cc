@@ -20,16 +20,30 @@ TokenLimit LimitTokens(std::int64_t max_tokens, std::int64_t prompt_tokens, std:
 std::optional<StopDecision> DecideStop(const StopConditions& conditions,
                                        absl::Span<const base::TokenId> eos_token_ids, const TokenLimit& limit,
                                        base::TokenId token, std::int64_t num_generated) {
-  if (!conditions.ignore_eos && Contains(eos_token_ids, token)) {
+  const bool may_stop = num_generated > conditions.min_tokens;
+  if (may_stop && !conditions.ignore_eos && Contains(eos_token_ids, token)) {
     return StopDecision{FinishReason::kStopEos, token};
   }
-  if (Contains(conditions.stop_token_ids, token)) {
+  if (may_stop && Contains(conditions.stop_token_ids, token)) {
     return StopDecision{FinishReason::kStopToken, token};
   }
   if (num_generated >= limit.max_new_tokens) {
     return StopDecision{limit.reason, -1};
   }
   return std::nullopt;
+}
+
+std::vector<base::TokenId> StopTokens(const StopConditions& conditions,
+                                      absl::Span<const base::TokenId> eos_token_ids,
+                                      std::int32_t vocab_size) {
+  std::vector<base::TokenId> result = conditions.stop_token_ids;
+  if (!conditions.ignore_eos) {
+    result.insert(result.end(), eos_token_ids.begin(), eos_token_ids.end());
+  }
+  result.erase(std::remove_if(result.begin(), result.end(),
+                              [vocab_size](base::TokenId id) { return id < 0 || id >= vocab_size; }),
+               result.end());
+  return result;
 }
 
 }  // namespace comoe::batching

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "engine/base/ids.h"
@@ -29,8 +30,13 @@ TokenLimit LimitTokens(std::int64_t max_tokens, std::int64_t prompt_tokens, std:
 // `token` is the sequence's `num_generated`-th. A token that ends it does so for its own sake rather than for
 // the limit it also reaches. An EOS token that ignore_eos passes over still counts if it is among
 // stop_token_ids.
+// No token up to min_tokens ends it for its own sake.
 std::optional<StopDecision> DecideStop(const StopConditions& conditions,
                                        absl::Span<const base::TokenId> eos_token_ids, const TokenLimit& limit,
                                        base::TokenId token, std::int64_t num_generated);
+
+// What would end the sequence for its own sake: tokens of the vocabulary, to be masked up to min_tokens.
+std::vector<base::TokenId> StopTokens(const StopConditions& conditions,
+                                      absl::Span<const base::TokenId> eos_token_ids, std::int32_t vocab_size);
 
 }  // namespace comoe::batching

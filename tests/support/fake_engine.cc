@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -47,6 +48,14 @@ api::EngineCapacity MakeCapacity(const FakeEngineOptions& options) {
   return capacity;
 }
 
+std::uint64_t Hash(absl::Span<const base::TokenId> history, std::uint64_t seed) {
+  std::uint64_t hash = seed;
+  for (const base::TokenId token : history) {
+    hash = base::RandomBits(hash, static_cast<std::uint64_t>(static_cast<std::int64_t>(token)));
+  }
+  return hash;
+}
+
 std::int64_t NumRows(const api::PlanSpan& span) { return static_cast<std::int64_t>(span.tokens.size()); }
 
 }  // namespace
@@ -62,12 +71,28 @@ FakeEngine::FakeEngine(FakeEngineOptions options)
 }
 
 base::TokenId FakeEngine::NextToken(absl::Span<const base::TokenId> history, std::uint64_t seed,
-                                    std::int32_t vocab_size) {
-  std::uint64_t hash = seed;
-  for (const base::TokenId token : history) {
-    hash = base::RandomBits(hash, static_cast<std::uint64_t>(static_cast<std::int64_t>(token)));
+                                    std::int32_t vocab_size, absl::Span<const base::TokenId> masked) {
+  auto token = static_cast<base::TokenId>(Hash(history, seed) % static_cast<std::uint64_t>(vocab_size));
+  const auto is_masked = [&masked](base::TokenId id) {
+    return std::find(masked.begin(), masked.end(), id) != masked.end();
+  };
+  for (std::int32_t tried = 0; tried < vocab_size && is_masked(token); ++tried) {
+    token = (token + 1) % vocab_size;
   }
-  return static_cast<base::TokenId>(hash % static_cast<std::uint64_t>(vocab_size));
+  return token;
+}
+
+api::LogprobRow FakeEngine::Logprobs(absl::Span<const base::TokenId> history, base::TokenId token,
+                                     std::int32_t num_top) {
+  const auto logprob = [&](base::TokenId id) {
+    return -static_cast<float>(Hash(history, static_cast<std::uint64_t>(id)) % 1000) / 100.0F;
+  };
+  api::LogprobRow row;
+  row.logprob = logprob(token);
+  for (base::TokenId id = 0; id < num_top; ++id) {
+    row.top.push_back({id, logprob(id)});
+  }
+  return row;
 }
 
 absl::StatusOr<api::StepResult> FakeEngine::Step(const api::StepPlan& plan) {
@@ -93,8 +118,15 @@ absl::StatusOr<api::StepResult> FakeEngine::Step(const api::StepPlan& plan) {
     answer.sequence = span.sequence;
     const std::vector<base::TokenId> history = ReadHistory(span, span.start_position + NumRows(span));
     if (span.sample.has_value()) {
-      answer.token = NextToken(history, span.sample->seed);
-      answer.logprob = -1.0F;
+      answer.token = NextToken(history, span.sample->seed, span.context.masked);
+      if (span.top_logprobs >= 0) {
+        answer.logprobs = Logprobs(history, *answer.token, span.top_logprobs);
+      }
+    }
+    for (std::size_t i = 0; i < span.score.size(); ++i) {
+      const auto seen = static_cast<std::size_t>(span.start_position) + i + 1;
+      answer.scores.push_back(
+          Logprobs(absl::MakeConstSpan(history).first(seen), span.score[i], span.score_top_logprobs));
     }
     result.spans.push_back(std::move(answer));
   }
@@ -127,21 +159,58 @@ void FakeEngine::CheckPlan(const api::StepPlan& plan) {
         absl::StrCat("a plan of ", plan.spans.size(), " spans and ", plan.num_rows(), " rows"));
   }
   std::set<base::SequenceId> sequences;
-  std::set<std::pair<std::size_t, std::int32_t>> held;
+  // A block may be read by several spans, but then none of them writes to it.
+  std::map<std::pair<std::size_t, std::int32_t>, int> named;
+  std::set<std::pair<std::size_t, std::int32_t>> written;
   for (const api::PlanSpan& span : plan.spans) {
     if (!sequences.insert(span.sequence).second) {
       Report(span, "two spans of one sequence");
     }
     CheckSpan(span);
     for (std::size_t i = 0; i < span.groups.size(); ++i) {
-      std::vector<base::BlockId> blocks = span.groups[i].blocks;
-      blocks.push_back(base::BlockId{span.groups[i].slot});
-      for (const base::BlockId block : blocks) {
-        if (block != base::kNoBlock && !held.insert({i, block.value}).second) {
-          Report(span, absl::StrCat("block ", block.value, " of group ", i, " is named twice"));
+      const std::vector<base::BlockId>& blocks = span.groups[i].blocks;
+      const std::int64_t block_tokens = std::max(1, model_info_.cache_groups[i].block_tokens);
+      for (std::size_t at = 0; at < blocks.size(); ++at) {
+        if (blocks[at] != base::kNoBlock) {
+          ++named[{i, blocks[at].value}];
+          if (static_cast<std::int64_t>(at) >= span.start_position / block_tokens) {
+            written.insert({i, blocks[at].value});
+          }
         }
       }
+      if (span.groups[i].slot >= 0) {
+        ++named[{i, span.groups[i].slot}];
+        written.insert({i, span.groups[i].slot});
+      }
     }
+  }
+  for (const auto& [where, count] : named) {
+    if (count > 1 && written.contains(where)) {
+      violations_.push_back(absl::StrCat("block ", where.second, " of group ", where.first,
+                                         " is written, and named ", count, " times"));
+    }
+  }
+}
+
+// What is asked for is what is used.
+void FakeEngine::CheckLogits(const api::PlanSpan& span) {
+  const api::LogitsMode wanted = !span.score.empty()       ? api::LogitsMode::kAll
+                                 : span.sample.has_value() ? api::LogitsMode::kLast
+                                                           : api::LogitsMode::kNone;
+  if (span.logits != wanted) {
+    Report(span, "logits are not asked for as they are used");
+  }
+  if (span.score.size() > span.tokens.size()) {
+    Report(span, "more tokens to score than rows");
+  }
+  std::vector<base::TokenId> history;
+  if (span.sample.has_value() && span.sample->penalises()) {
+    history = histories_[span.sequence];
+    history.insert(history.end(), span.tokens.begin(), span.tokens.end());
+  }
+  if (span.context.tokens != history ||
+      span.context.num_prompt > static_cast<std::int64_t>(span.context.tokens.size())) {
+    Report(span, "the context of the draw is not its history, or not needed");
   }
 }
 
@@ -150,23 +219,17 @@ void FakeEngine::CheckSpan(const api::PlanSpan& span) {
   if (span.tokens.empty() || end > capacity_.max_positions) {
     Report(span, absl::StrCat(NumRows(span), " rows"));
   }
-  const auto known = histories_.find(span.sequence);
-  const std::size_t computed = known == histories_.end() ? 0 : known->second.size();
-  if (span.start_position != static_cast<std::int64_t>(computed)) {
-    Report(span, absl::StrCat("positions do not go on from ", computed));
-  }
   for (const base::TokenId token : span.tokens) {
     if (token < 0 || token >= model_info_.vocab_size) {
       Report(span, absl::StrCat("token ", token));
     }
   }
-  if (span.sample.has_value() != (span.logits == api::LogitsMode::kLast)) {
-    Report(span, "sampling and logits do not go together");
-  }
   if (span.groups.size() != model_info_.cache_groups.size()) {
     Report(span, absl::StrCat(span.groups.size(), " cache groups"));
     return;
   }
+  Resume(span);
+  CheckLogits(span);
   for (std::size_t i = 0; i < span.groups.size(); ++i) {
     const std::int32_t limit = capacity_.num_blocks[i];
     for (const base::BlockId block : span.groups[i].blocks) {
@@ -178,6 +241,29 @@ void FakeEngine::CheckSpan(const api::PlanSpan& span) {
       Report(span, absl::StrCat("slot ", span.groups[i].slot, " of group ", i));
     }
   }
+}
+
+void FakeEngine::Resume(const api::PlanSpan& span) {
+  std::vector<base::TokenId>& known = histories_[span.sequence];
+  const auto start = static_cast<std::size_t>(span.start_position);
+  if (known.size() == start) {
+    return;
+  }
+  std::vector<base::TokenId> found;
+  for (std::size_t group = 0; group < pools_.size() && start > 0; ++group) {
+    const Cell* const cell = CellAt(span, group, span.start_position - 1);
+    if (cell != nullptr && cell->position == span.start_position - 1 && cell->history != nullptr) {
+      found = *cell->history;
+    }
+  }
+  const std::size_t common = std::min(known.size(), found.size());
+  if (found.size() != start ||
+      !std::equal(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(common), found.begin())) {
+    Report(span,
+           absl::StrCat("positions do not go on from ", known.size(), ", and no prefix of it is there"));
+  }
+  found.resize(start);
+  known = std::move(found);
 }
 
 FakeEngine::Cell* FakeEngine::CellAt(const api::PlanSpan& span, std::size_t group, std::int64_t position) {
@@ -197,6 +283,12 @@ FakeEngine::Cell* FakeEngine::CellAt(const api::PlanSpan& span, std::size_t grou
 
 void FakeEngine::WriteRows(const api::PlanSpan& span, bool rubbish) {
   std::vector<base::TokenId>& history = histories_[span.sequence];
+  std::vector<std::shared_ptr<const std::vector<base::TokenId>>> histories;  // of each row
+  std::vector<base::TokenId> so_far = history;
+  for (const base::TokenId token : span.tokens) {
+    so_far.push_back(token);
+    histories.push_back(std::make_shared<const std::vector<base::TokenId>>(so_far));
+  }
   for (std::size_t group = 0; group < pools_.size() && group < span.groups.size(); ++group) {
     const bool recurrent = model_info_.cache_groups[group].kind == Kind::kRecurrent;
     for (std::int64_t row = 0; row < NumRows(span); ++row) {
@@ -210,7 +302,8 @@ void FakeEngine::WriteRows(const api::PlanSpan& span, bool rubbish) {
       if (recurrent && follows && (cell->sequence != span.sequence || cell->position != position - 1)) {
         Report(span, absl::StrCat("the slot of group ", group, " does not hold the state before ", position));
       }
-      *cell = rubbish ? Cell{} : Cell{span.sequence, position, span.tokens[static_cast<std::size_t>(row)]};
+      const auto index = static_cast<std::size_t>(row);
+      *cell = rubbish ? Cell{} : Cell{span.sequence, position, span.tokens[index], histories[index]};
     }
   }
   if (!rubbish) {
@@ -219,7 +312,8 @@ void FakeEngine::WriteRows(const api::PlanSpan& span, bool rubbish) {
 }
 
 std::vector<base::TokenId> FakeEngine::ReadHistory(const api::PlanSpan& span, std::int64_t end) {
-  std::vector<base::TokenId> history = histories_[span.sequence];
+  const std::vector<base::TokenId>& true_history = histories_[span.sequence];  // up to `end`, after WriteRows
+  std::vector<base::TokenId> history = true_history;
   history.resize(static_cast<std::size_t>(end));
   for (std::size_t group = 0; group < pools_.size() && group < span.groups.size(); ++group) {
     const api::CacheGroup& kind = model_info_.cache_groups[group];
@@ -232,7 +326,8 @@ std::vector<base::TokenId> FakeEngine::ReadHistory(const api::PlanSpan& span, st
         window ? std::max<std::int64_t>(0, span.start_position - kind.window_tokens + 1) : 0;
     for (std::int64_t position = first; position < end; ++position) {
       const Cell* const cell = CellAt(span, group, position);
-      if (cell == nullptr || cell->sequence != span.sequence || cell->position != position) {
+      const bool there = cell != nullptr && cell->position == position && cell->history != nullptr;
+      if (!there || !std::equal(cell->history->begin(), cell->history->end(), true_history.begin())) {
         Report(span, absl::StrCat("group ", group, " does not hold position ", position));
       }
       history[static_cast<std::size_t>(position)] = cell == nullptr ? -1 : cell->token;

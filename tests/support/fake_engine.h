@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,11 +34,16 @@ class FakeEngine final : public api::Engine {
   explicit FakeEngine(FakeEngineOptions options);
 
   // The token that follows `history`, whatever it was cut into and whatever ran beside it.
+  // Never one of `masked`, unless those are all.
   static base::TokenId NextToken(absl::Span<const base::TokenId> history, std::uint64_t seed,
-                                 std::int32_t vocab_size);
-  base::TokenId NextToken(absl::Span<const base::TokenId> history, std::uint64_t seed) const {
-    return NextToken(history, seed, model_info_.vocab_size);
+                                 std::int32_t vocab_size, absl::Span<const base::TokenId> masked = {});
+  base::TokenId NextToken(absl::Span<const base::TokenId> history, std::uint64_t seed,
+                          absl::Span<const base::TokenId> masked = {}) const {
+    return NextToken(history, seed, model_info_.vocab_size, masked);
   }
+  // What it says of `token` after `history`, with that many alternatives.
+  static api::LogprobRow Logprobs(absl::Span<const base::TokenId> history, base::TokenId token,
+                                  std::int32_t num_top);
 
   const api::ModelInfo& model_info() const override { return model_info_; }
   const api::EngineCapacity& capacity() const override { return capacity_; }
@@ -70,11 +76,17 @@ class FakeEngine final : public api::Engine {
     base::SequenceId sequence;
     std::int64_t position = -1;
     base::TokenId token = -1;
+    // All tokens up to this one: a cell may serve another sequence only if that begins with the same.
+    std::shared_ptr<const std::vector<base::TokenId>> history;
   };
 
   void WaitUntilPermitted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckPlan(const api::StepPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckLogits(const api::PlanSpan& span) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckSpan(const api::PlanSpan& span) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A span need not go on where its sequence was: it may begin behind a prefix that others have computed, and
+  // it may go back to one when it lost its blocks.
+  void Resume(const api::PlanSpan& span) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(const api::PlanSpan& span, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // nullptr where the plan names no block for it.
   Cell* CellAt(const api::PlanSpan& span, std::size_t group, std::int64_t position)

@@ -10,11 +10,21 @@ void RecordingObserver::Require(bool condition, const char* what) {
   }
 }
 
-void RecordingObserver::OnStarted() {
+void RecordingObserver::OnStarted(std::int64_t /*cached_prompt_tokens*/) {
   base::MutexLock lock(&mutex_);
   Require(!started_, "started twice");
   Require(num_finished_ == 0, "started after the end");
   started_ = true;
+  changed_.SignalAll();
+}
+
+void RecordingObserver::OnPromptScores(absl::Span<const api::LogprobRow> scores) {
+  base::MutexLock lock(&mutex_);
+  Require(started_, "prompt scores before the start");
+  Require(num_finished_ == 0, "prompt scores after the end");
+  Require(tokens_.empty(), "prompt scores after a token");
+  Require(!scores.empty(), "no prompt scores");
+  prompt_scores_.insert(prompt_scores_.end(), scores.begin(), scores.end());
   changed_.SignalAll();
 }
 
@@ -26,6 +36,7 @@ void RecordingObserver::OnTokens(absl::Span<const batching::GeneratedToken> toke
     Require(!tokens.empty(), "no tokens");
     for (const batching::GeneratedToken& token : tokens) {
       tokens_.push_back(token.id);
+      logprobs_.push_back(token.logprobs);
     }
     changed_.SignalAll();
   }
@@ -78,6 +89,14 @@ int RecordingObserver::num_finished() const {
 std::vector<base::TokenId> RecordingObserver::tokens() const {
   base::MutexLock lock(&mutex_);
   return tokens_;
+}
+std::vector<api::LogprobRow> RecordingObserver::logprobs() const {
+  base::MutexLock lock(&mutex_);
+  return logprobs_;
+}
+std::vector<api::LogprobRow> RecordingObserver::prompt_scores() const {
+  base::MutexLock lock(&mutex_);
+  return prompt_scores_;
 }
 std::string RecordingObserver::violation() const {
   base::MutexLock lock(&mutex_);

@@ -14,7 +14,8 @@ namespace comoe::testing {
 // Thread-safe.
 class RecordingObserver final : public batching::RequestObserver {
  public:
-  void OnStarted() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnStarted(std::int64_t cached_prompt_tokens) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnPromptScores(absl::Span<const api::LogprobRow> scores) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTokens(absl::Span<const batching::GeneratedToken> tokens) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFinished(const batching::RequestOutcome& outcome) override ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -30,6 +31,8 @@ class RecordingObserver final : public batching::RequestObserver {
   bool finished() const ABSL_LOCKS_EXCLUDED(mutex_);
   int num_finished() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<base::TokenId> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<api::LogprobRow> logprobs() const ABSL_LOCKS_EXCLUDED(mutex_);  // of `tokens`
+  std::vector<api::LogprobRow> prompt_scores() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What broke the interface's promised order, in words; empty if nothing did.
   std::string violation() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -41,6 +44,8 @@ class RecordingObserver final : public batching::RequestObserver {
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   int num_finished_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<base::TokenId> tokens_ ABSL_GUARDED_BY(mutex_);
+  std::vector<api::LogprobRow> logprobs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<api::LogprobRow> prompt_scores_ ABSL_GUARDED_BY(mutex_);
   batching::RequestOutcome outcome_ ABSL_GUARDED_BY(mutex_);
   std::string violation_ ABSL_GUARDED_BY(mutex_);
 };

@@ -54,7 +54,9 @@ class Dice {
 struct Submission {
   Request request;
   std::shared_ptr<RecordingObserver> observer;
-  bool cancelled = false;  // by anybody, at any time
+  bool cancelled = false;                          // by anybody, at any time
+  bool stopped = false;                            // cancelled because a stop string matched
+  absl::Time time_limit = absl::InfiniteFuture();  // not after it
 };
 
 struct World {
@@ -83,7 +85,9 @@ std::vector<World> Worlds() {
           {"one_row_chunks", 1, 1, {Group(Kind::kFullKv, 5)}, {10}},
           {"one_of_all_groups", 1, 6, mixed, {12, 5, 1}},
           {"four", 4, 8, {Group(Kind::kFullKv, 4)}, {60}},
-          {"four_short_of_blocks", 4, 8, mixed, {20, 12, 3}}};
+          {"four_short_of_blocks", 4, 8, mixed, {20, 12, 3}},
+          {"six_short_of_blocks", 6, 8, {Group(Kind::kFullKv, 4)}, {16}},
+          {"five_with_a_window", 5, 9, {Group(Kind::kFullKv, 2), Group(Kind::kWindowKv, 2, 7)}, {30, 20}}};
 }
 
 FakeEngineOptions EngineOptions(const World& world) {
@@ -99,9 +103,13 @@ FakeEngineOptions EngineOptions(const World& world) {
 Request RandomRequest(Dice& dice, const std::string& id, absl::Time now) {
   Request request;
   request.id = id;
+  const bool common = dice.Chance(2);  // begins like others do
   for (std::int64_t length = 1 + dice.Roll(dice.Chance(4) ? kMaxPositions + 2 : 12); length > 0; --length) {
-    request.prompt.push_back(static_cast<base::TokenId>(dice.Roll(24)));
+    const auto at = static_cast<std::int64_t>(request.prompt.size());
+    request.prompt.push_back(static_cast<base::TokenId>(common && at < 16 ? at : dice.Roll(24)));
   }
+  request.priority = static_cast<std::int32_t>(dice.Roll(3)) - 1;
+  request.cache_salt = dice.Chance(4) ? "salt" : "";
   request.sampling.seed = static_cast<std::uint64_t>(dice.Roll(5));
   request.stop.max_tokens = 1 + dice.Roll(dice.Chance(5) ? 100 : 12);
   request.stop.ignore_eos = dice.Chance(3);
@@ -111,13 +119,24 @@ Request RandomRequest(Dice& dice, const std::string& id, absl::Time now) {
   if (dice.Chance(3)) {
     request.deadline = now + absl::Seconds(dice.Roll(20));
   }
+  if (dice.Chance(4)) {
+    request.time_limit = absl::Seconds(1 + dice.Roll(20));
+  }
+  if (dice.Chance(3)) {
+    request.stop.min_tokens = dice.Roll(request.stop.max_tokens + 1);
+  }
+  request.top_logprobs = static_cast<std::int32_t>(dice.Roll(4)) - 1;
+  request.prompt_logprobs = dice.Chance(3) ? static_cast<std::int32_t>(dice.Roll(3)) : -1;
+  request.prefill_only = dice.Chance(8);
+  request.sampling.presence_penalty = dice.Chance(4) ? 1.0F : 0.0F;
   return request;
 }
 
 bool RefusalIsDeserved(const absl::Status& status, const Request& request) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
-      return static_cast<std::int64_t>(request.prompt.size()) + 1 > kMaxPositions;
+      return static_cast<std::int64_t>(request.prompt.size()) + (request.prefill_only ? 0 : 1) >
+             kMaxPositions;
     case absl::StatusCode::kDeadlineExceeded:
       return request.deadline != absl::InfiniteFuture();
     case absl::StatusCode::kAlreadyExists:
@@ -133,15 +152,24 @@ bool RefusalIsDeserved(const absl::Status& status, const Request& request) {
 struct Undisturbed {
   std::vector<base::TokenId> tokens;
   StopDecision stop;
+  std::vector<float> prompt_scores;
 };
 
 Undisturbed RunAlone(const Request& request, const FakeEngine& engine) {
   const TokenLimit limit =
       LimitTokens(request.stop.max_tokens, static_cast<std::int64_t>(request.prompt.size()), kMaxPositions);
+  const std::vector<base::TokenId> stop_tokens =
+      StopTokens(request.stop, engine.model_info().eos_token_ids, engine.model_info().vocab_size);
   Undisturbed result;
   std::vector<base::TokenId> history = request.prompt;
-  while (true) {
-    history.push_back(engine.NextToken(history, request.sampling.seed));
+  for (std::size_t i = 1; i < history.size() && request.prompt_logprobs >= 0; ++i) {
+    result.prompt_scores.push_back(
+        FakeEngine::Logprobs(absl::MakeConstSpan(history).first(i), history[i], 0).logprob);
+  }
+  while (!request.prefill_only) {
+    const bool masks = static_cast<std::int64_t>(result.tokens.size()) < request.stop.min_tokens;
+    history.push_back(
+        engine.NextToken(history, request.sampling.seed, masks ? stop_tokens : std::vector<base::TokenId>()));
     result.tokens.push_back(history.back());
     if (const std::optional<StopDecision> stop =
             DecideStop(request.stop, engine.model_info().eos_token_ids, limit, history.back(),
@@ -150,6 +178,19 @@ Undisturbed RunAlone(const Request& request, const FakeEngine& engine) {
       return result;
     }
   }
+  return result;  // kMaxTokens
+}
+
+// They come in order, and before the first token all of them.
+void CheckPromptScores(const Submission& submission, const Undisturbed& alone, bool complete) {
+  std::vector<float> scores;
+  for (const api::LogprobRow& row : submission.observer->prompt_scores()) {
+    scores.push_back(row.logprob);
+    ASSERT_EQ(static_cast<std::int32_t>(row.top.size()), submission.request.prompt_logprobs);
+  }
+  ASSERT_LE(scores.size(), alone.prompt_scores.size());
+  ASSERT_TRUE(std::equal(scores.begin(), scores.end(), alone.prompt_scores.begin()));
+  ASSERT_TRUE(!complete || scores.size() == alone.prompt_scores.size());
 }
 
 // What else may have ended a request, besides itself.
@@ -168,10 +209,19 @@ void CheckEnd(const Submission& submission, const FakeEngine& engine, const Excu
   const Undisturbed alone = RunAlone(request, engine);
   ASSERT_LE(tokens.size(), alone.tokens.size());
   ASSERT_TRUE(std::equal(tokens.begin(), tokens.end(), alone.tokens.begin())) << request.id;
+  CheckPromptScores(submission, alone, !tokens.empty() || outcome.reason == FinishReason::kMaxTokens);
   ASSERT_EQ(outcome.usage.prompt_tokens, static_cast<std::int64_t>(request.prompt.size()));
   switch (outcome.reason) {
     case FinishReason::kAborted:
       ASSERT_TRUE(submission.cancelled);
+      ASSERT_TRUE(outcome.status.ok());
+      break;
+    case FinishReason::kStopString:
+      ASSERT_TRUE(submission.stopped);
+      ASSERT_TRUE(outcome.status.ok());
+      break;
+    case FinishReason::kTimeLimit:
+      ASSERT_LE(submission.time_limit, excuses.latest);
       ASSERT_TRUE(outcome.status.ok());
       break;
     case FinishReason::kDeadline:
@@ -214,6 +264,7 @@ void CheckAfterwards(const std::vector<Submission>& submissions, const FakeEngin
   EXPECT_EQ(metrics.Value("generated_tokens_total"), static_cast<double>(delivered));
   EXPECT_EQ(metrics.Observations("request_queue_seconds").size(), submissions.size());
   EXPECT_EQ(metrics.num_bad_increments(), 0);
+  EXPECT_EQ(metrics.Value("kv_blocks{state=\"used\"}"), 0);
 }
 
 // COMOE_TEST_SEED and COMOE_TEST_OPERATIONS repeat or lengthen a run.
@@ -247,7 +298,6 @@ TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
     const std::unique_ptr<Scheduler> scheduler = MakeScheduler(engine, options, metrics);
     std::vector<Submission> submissions;
     Excuses excuses;
-    excuses.failing_steps = world.max_sequences > 1;  // they may run out of blocks
     for (const std::uint64_t end = done + 500; done < end; ++done) {
       const std::int64_t kind = dice.Roll(24);
       const std::string id = absl::StrCat("r", dice.Roll(12));
@@ -256,17 +306,21 @@ TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
         const absl::Status status = scheduler->Submit(submission.request, submission.observer);
         ASSERT_TRUE(status.ok() || RefusalIsDeserved(status, submission.request)) << status;
         if (status.ok()) {
+          submission.time_limit = clock.Now() + submission.request.time_limit;
           submissions.push_back(std::move(submission));
         }
       } else if (kind < 10) {
-        if (scheduler->Cancel(id)) {
+        const bool matched = dice.Chance(2);
+        if (scheduler->Cancel(id, matched ? CancelReason::kStopMatched : CancelReason::kAborted)) {
           const auto last = std::find_if(submissions.rbegin(), submissions.rend(),
                                          [&id](const Submission& each) { return each.request.id == id; });
-          last->cancelled = true;
+          (matched ? last->stopped : last->cancelled) = true;
         }
       } else if (kind == 10 && dice.Chance(2)) {
         engine.FailStep(dice.Roll(3), absl::InternalError("a step that fails"));
         excuses.failing_steps = true;
+      } else if (kind == 10 && dice.Chance(4)) {
+        scheduler->ForgetPrefixes(dice.Chance(2), [](const absl::StatusOr<std::int64_t>& /*forgotten*/) {});
       } else if (kind == 11) {
         clock.Advance(absl::Seconds(dice.Roll(4)));
       } else {
@@ -307,7 +361,7 @@ TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
   }
   std::printf("ended: %s\n", seen.c_str());
   if (operations >= 4000) {
-    EXPECT_EQ(ends.size(), 8U) << "not every way to end was tried: " << seen;
+    EXPECT_EQ(ends.size(), 10U) << "not every way to end was tried: " << seen;
   }
 }
 
@@ -335,6 +389,9 @@ TEST_P(SchedulerPropertyTest, ManyThreads) {
         submission.request = RandomRequest(dice, absl::StrCat(t, "-", i), absl::InfinitePast());
         submission.request.deadline =
             dice.Chance(6) ? absl::Now() + absl::Microseconds(dice.Roll(2000)) : absl::InfiniteFuture();
+        submission.request.time_limit =
+            dice.Chance(6) ? absl::Microseconds(1 + dice.Roll(2000)) : absl::InfiniteDuration();
+        submission.time_limit = absl::Now() + submission.request.time_limit;
         submission.observer = std::make_shared<RecordingObserver>();
         if (!scheduler->Submit(submission.request, submission.observer).ok()) {
           continue;
@@ -342,7 +399,9 @@ TEST_P(SchedulerPropertyTest, ManyThreads) {
         own.push_back(std::move(submission));
         if (dice.Chance(3)) {
           own.back().observer->WaitTokens(static_cast<std::size_t>(dice.Roll(3)));
-          own.back().cancelled = scheduler->Cancel(own.back().request.id);
+          own.back().stopped =
+              dice.Chance(2) && scheduler->Cancel(own.back().request.id, CancelReason::kStopMatched);
+          scheduler->Cancel(own.back().request.id);
         } else if (dice.Chance(2)) {
           own.back().observer->WaitFinished();
         }

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/scheduler/batching/scheduler_fixture.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/manual_clock.h"
 #include "tests/support/recording_metrics.h"
@@ -28,80 +30,6 @@ using ::testing::IsEmpty;
 using testing::ManualClock;
 using testing::RecordingMetrics;
 using testing::RecordingObserver;
-
-std::vector<base::TokenId> Prompt(std::int64_t length, base::TokenId first = 1) {
-  std::vector<base::TokenId> prompt(static_cast<std::size_t>(length));
-  std::iota(prompt.begin(), prompt.end(), first);
-  return prompt;
-}
-
-Request MakeRequest(const std::string& id, std::int64_t prompt_length, std::int64_t max_tokens) {
-  Request request;
-  request.id = id;
-  request.prompt = Prompt(prompt_length);
-  request.sampling.seed = 5;
-  request.stop.max_tokens = max_tokens;
-  return request;
-}
-
-// A scheduler over a fake engine with a clock that stands still. Ends with a check of everything that shall
-// hold whatever a test does.
-class SchedulerTest : public ::testing::Test {
- protected:
-  void Start(FakeEngineOptions engine = {}, SchedulerOptions options = {}) {
-    engine_ = std::make_unique<FakeEngine>(std::move(engine));
-    options.now = [this] { return clock_.Now(); };
-    scheduler_ = MakeScheduler(*engine_, options, metrics_);
-  }
-
-  void TearDown() override {
-    if (scheduler_ == nullptr) {
-      return;
-    }
-    engine_->Release();
-    scheduler_->Stop(absl::InfinitePast());
-    EXPECT_THAT(engine_->violations(), IsEmpty());
-    EXPECT_EQ(scheduler_->load().running, 0);
-    EXPECT_EQ(scheduler_->load().waiting, 0);
-    EXPECT_EQ(scheduler_->load().used_blocks, 0);
-    EXPECT_EQ(metrics_.Value("requests_running"), 0);
-    EXPECT_EQ(metrics_.Value("requests_waiting"), 0);
-    EXPECT_EQ(metrics_.num_bad_increments(), 0);
-    for (const std::shared_ptr<RecordingObserver>& observer : observers_) {
-      EXPECT_EQ(observer->num_finished(), 1);
-      EXPECT_EQ(observer->violation(), "");
-    }
-  }
-
-  std::shared_ptr<RecordingObserver> Submit(Request request) {
-    auto observer = std::make_shared<RecordingObserver>();
-    const absl::Status status = scheduler_->Submit(std::move(request), observer);
-    EXPECT_TRUE(status.ok()) << status;
-    if (status.ok()) {
-      observers_.push_back(observer);
-    }
-    return observer;
-  }
-
-  absl::Status Refusal(Request request) {
-    return scheduler_->Submit(std::move(request), std::make_shared<RecordingObserver>());
-  }
-
-  // What the engine says of this request when it runs alone: the first `count` tokens.
-  std::vector<base::TokenId> Expected(const Request& request, std::int64_t count) const {
-    std::vector<base::TokenId> history = request.prompt;
-    for (std::int64_t i = 0; i < count; ++i) {
-      history.push_back(engine_->NextToken(history, request.sampling.seed));
-    }
-    return {history.begin() + static_cast<std::ptrdiff_t>(request.prompt.size()), history.end()};
-  }
-
-  ManualClock clock_;
-  RecordingMetrics metrics_;
-  std::unique_ptr<FakeEngine> engine_;
-  std::vector<std::shared_ptr<RecordingObserver>> observers_;
-  std::unique_ptr<Scheduler> scheduler_;  // destroyed before what it uses
-};
 
 TEST_F(SchedulerTest, ARequestRunsToItsLimit) {
   Start();
@@ -202,18 +130,124 @@ TEST_F(SchedulerTest, SeveralAtOnceGetWhatTheyWouldAlone) {
   }
 }
 
-TEST_F(SchedulerTest, SequencesThatExhaustTheBlocksMakeRoom) {
+TEST_F(SchedulerTest, WhoCameLastLosesItsMemoryAndGetsTheSameTokens) {
   SchedulerOptions options;
   options.max_sequences = 2;
   Start({}, options);  // 16 blocks of 4
   engine_->Hold();
-  const auto first = Submit(MakeRequest("first", 30, 34));
-  const auto second = Submit(MakeRequest("second", 30, 34));
+  const Request request = MakeRequest("second", 20, 34);
+  const auto first = Submit(MakeRequest("first", 20, 34));
+  const auto second = Submit(request);
   engine_->Release();
-  EXPECT_EQ(first->WaitFinished().reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(first->WaitFinished().timing.preemptions, 0);
   const RequestOutcome outcome = second->WaitFinished();
-  EXPECT_EQ(outcome.reason, FinishReason::kError);
-  EXPECT_EQ(outcome.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(outcome.reason, FinishReason::kMaxTokens);
+  EXPECT_GE(outcome.timing.preemptions, 1);
+  EXPECT_EQ(second->tokens(), Expected(request, 34));
+  EXPECT_EQ(metrics_.Value("preemptions_total{kind=\"recompute\"}"),
+            static_cast<double>(outcome.timing.preemptions));
+  EXPECT_GT(metrics_.Value("tokens_discarded_total{reason=\"preempt_recompute\"}"), 0);
+  EXPECT_EQ(metrics_.Value("prompt_tokens_total{source=\"computed\"}"), 40)
+      << "what is computed again counts once";
+}
+
+TEST_F(SchedulerTest, APreemptionIsNotRepeatedForEver) {
+  SchedulerOptions options;
+  options.max_sequences = 6;
+  Start({}, options);
+  engine_->Hold();
+  std::vector<std::shared_ptr<RecordingObserver>> observers;
+  for (int i = 0; i < 6; ++i) {
+    observers.push_back(Submit(MakeRequest(absl::StrCat(i), 4 + i, 50)));
+  }
+  engine_->Release();
+  for (const auto& observer : observers) {
+    const RequestOutcome outcome = observer->WaitFinished();
+    EXPECT_EQ(outcome.reason, FinishReason::kMaxTokens);
+    EXPECT_LE(outcome.timing.preemptions, 3);
+  }
+  EXPECT_GT(metrics_.Value("preemptions_total{kind=\"recompute\"}"), 0);
+}
+
+TEST_F(SchedulerTest, ADrainLetsAPreemptedRequestFinish) {
+  SchedulerOptions options;
+  options.max_sequences = 2;
+  Start({}, options);
+  engine_->Hold();
+  Submit(MakeRequest("first", 20, 34));
+  const Request request = MakeRequest("second", 20, 34);
+  const auto second = Submit(request);
+  ASSERT_TRUE(engine_->WaitHeld());
+  engine_->Permit(20);  // the second one waits without its memory
+  while (metrics_.Value("preemptions_total{kind=\"recompute\"}") == 0) {
+    engine_->WaitHeld(absl::Milliseconds(1));
+  }
+  scheduler_->BeginDrain();
+  engine_->Release();
+  EXPECT_EQ(second->WaitFinished().reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(second->tokens(), Expected(request, 34));
+}
+
+TEST_F(SchedulerTest, ABeginningThatWasComputedIsNotComputedAgain) {
+  Start();
+  Request request = MakeRequest("a", 13, 3);
+  EXPECT_EQ(Submit(request)->WaitFinished().usage.cached_prompt_tokens, 0);
+  request.id = "b";
+  const auto second = Submit(request);
+  EXPECT_EQ(second->WaitFinished().usage.cached_prompt_tokens, 12);
+  EXPECT_EQ(second->tokens(), Expected(request, 3));
+  request.cache_salt = "mine";
+  request.id = "c";
+  EXPECT_EQ(Submit(request)->WaitFinished().usage.cached_prompt_tokens, 0);
+  request.cache_salt = "";
+  request.id = "d";
+  request.prompt_logprobs = 0;
+  EXPECT_EQ(Submit(request)->WaitFinished().usage.cached_prompt_tokens, 0) << "what is scored is computed";
+  EXPECT_EQ(metrics_.Value("prefix_cache_lookup_tokens_total"), 39);
+  EXPECT_EQ(metrics_.Value("prefix_cache_hit_tokens_total"), 12);
+  EXPECT_GT(scheduler_->load().cached_blocks, 0);
+}
+
+TEST_F(SchedulerTest, PrefixesAreForgottenWhenAsked) {
+  Start();
+  Submit(MakeRequest("a", 13, 3))->WaitFinished();
+  const auto forget = [this](bool force) {
+    absl::StatusOr<std::int64_t> answer;
+    absl::Notification done;
+    scheduler_->ForgetPrefixes(force, [&](absl::StatusOr<std::int64_t> forgotten) {
+      answer = std::move(forgotten);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return answer;
+  };
+  EXPECT_EQ(forget(false).value(), 3);
+  EXPECT_EQ(scheduler_->load().cached_blocks, 0);
+  engine_->Hold();
+  const auto running = Submit(MakeRequest("b", 13, 3));
+  ASSERT_TRUE(engine_->WaitHeld());
+  engine_->Permit(100);
+  EXPECT_EQ(running->WaitFinished().usage.cached_prompt_tokens, 0);
+  scheduler_->Stop(absl::InfiniteFuture());
+  EXPECT_EQ(forget(true).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SchedulerTest, HigherPriorityRunsFirst) {
+  Start();
+  engine_->Hold();
+  Submit(MakeRequest("running", 3, 2));
+  ASSERT_TRUE(engine_->WaitHeld());
+  Request low = MakeRequest("low", 3, 2);
+  Request high = MakeRequest("high", 3, 2);
+  low.priority = -1;
+  high.priority = 1;
+  const auto second = Submit(low);
+  bool high_finished_first = false;
+  const auto first = Submit(high);
+  second->on_tokens = [&] { high_finished_first = first->finished(); };
+  engine_->Release();
+  second->WaitFinished();
+  EXPECT_TRUE(high_finished_first);
 }
 
 TEST_F(SchedulerTest, EosEndsUnlessIgnored) {
@@ -334,7 +368,7 @@ TEST_F(SchedulerTest, AFullQueueRefuses) {
   Submit(MakeRequest("c", 3, 2));
   const absl::Status refused = Refusal(MakeRequest("d", 3, 2));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 requests are waiting"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("2 requests of 6 tokens are waiting"));
   EXPECT_EQ(scheduler_->load().waiting, 2);
 }
 

@@ -35,6 +35,7 @@ struct StopCase {
   bool ignore_eos;
   std::vector<base::TokenId> stop_token_ids;
   std::optional<FinishReason> reason;
+  std::int64_t min_tokens = 0;
 };
 
 class StopTest : public ::testing::TestWithParam<StopCase> {};
@@ -44,6 +45,7 @@ TEST_P(StopTest, Decides) {
   StopConditions conditions;
   conditions.ignore_eos = test.ignore_eos;
   conditions.stop_token_ids = test.stop_token_ids;
+  conditions.min_tokens = test.min_tokens;
   const std::vector<base::TokenId> eos = {kEos, 3};
   for (const FinishReason limit : {FinishReason::kMaxTokens, FinishReason::kContextLength}) {
     const std::optional<StopDecision> stop =
@@ -70,14 +72,30 @@ INSTANTIATE_TEST_SUITE_P(
                       StopCase{
                           "stop_token_and_ignored_eos", kStop, 1, true, {kStop}, FinishReason::kStopToken},
                       StopCase{"eos_as_stop_token", kEos, 1, true, {kEos}, FinishReason::kStopToken},
-                      StopCase{"eos_before_stop_token", kEos, 1, false, {kEos}, FinishReason::kStopEos}),
+                      StopCase{"eos_before_stop_token", kEos, 1, false, {kEos}, FinishReason::kStopEos},
+                      StopCase{"eos_below_min_tokens", kEos, 2, false, {}, std::nullopt, 2},
+                      StopCase{"eos_after_min_tokens", kEos, 3, false, {}, FinishReason::kStopEos, 2},
+                      StopCase{"stop_token_below_min_tokens", kStop, 2, false, {kStop}, std::nullopt, 2},
+                      StopCase{"limit_is_min_tokens", kStop, 5, false, {kStop}, FinishReason::kMaxTokens, 5}),
     [](const ::testing::TestParamInfo<StopCase>& tested) { return tested.param.name; });
+
+TEST(StopTokensTest, WhatEndsACompletionAndIsInTheVocabulary) {
+  StopConditions conditions;
+  const std::vector<base::TokenId> eos = {kEos, 3, 1000};
+  EXPECT_EQ(StopTokens(conditions, eos, 100), (std::vector<base::TokenId>{kEos, 3}));
+  conditions.stop_token_ids = {kStop, 7};
+  EXPECT_EQ(StopTokens(conditions, eos, 100), (std::vector<base::TokenId>{kStop, 7, kEos, 3}));
+  conditions.ignore_eos = true;
+  EXPECT_EQ(StopTokens(conditions, eos, 100), (std::vector<base::TokenId>{kStop, 7}));
+}
 
 TEST(FinishReasonNameTest, EachHasItsOwn) {
   EXPECT_EQ(FinishReasonName(FinishReason::kStopEos), "stop_eos");
   EXPECT_EQ(FinishReasonName(FinishReason::kStopToken), "stop_token");
   EXPECT_EQ(FinishReasonName(FinishReason::kMaxTokens), "max_tokens");
   EXPECT_EQ(FinishReasonName(FinishReason::kContextLength), "context_length");
+  EXPECT_EQ(FinishReasonName(FinishReason::kStopString), "stop_string");
+  EXPECT_EQ(FinishReasonName(FinishReason::kTimeLimit), "time_limit");
   EXPECT_EQ(FinishReasonName(FinishReason::kAborted), "aborted");
   EXPECT_EQ(FinishReasonName(FinishReason::kDeadline), "deadline");
   EXPECT_EQ(FinishReasonName(FinishReason::kDraining), "draining");
