@@ -6,13 +6,15 @@
 #include "server/config.h"
 #include "server/request_metrics.h"
 #include "server/serving_state.h"
+#include "server/worker_pool.h"
 
 namespace comoe::server {
 
 // Thread-safe. All of them outlive the gRPC server that this is registered with.
 class AdminService final : public v1::AdminService::CallbackService {
  public:
-  AdminService(const ServingState& state, const ServerConfig& config, RequestMetrics& metrics);
+  AdminService(const ServingState& state, const ServerConfig& config, WorkerPool& workers,
+               RequestMetrics& metrics);
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
@@ -35,8 +37,12 @@ class AdminService final : public v1::AdminService::CallbackService {
                                         v1::StopProfileResponse* response) override;
 
  private:
+  // On a worker: waits for the step under way.
+  absl::Status ForgetPrefixes(const v1::FlushCacheRequest& request, v1::FlushCacheResponse* response) const;
+
   const ServingState& state_;
   const ServerConfig& config_;
+  WorkerPool& workers_;
   RequestMetrics& metrics_;
   const absl::Time start_time_;
   const absl::Duration start_;  // the same by the monotonic clock

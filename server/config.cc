@@ -41,19 +41,30 @@ absl::Status ValidateServerConfig(const ServerConfig& config) {
   if (!config.metrics_listen.empty()) {
     COMOE_RETURN_IF_ERROR(CheckAddress("metrics-listen", config.metrics_listen));
   }
+  if (!config.admin_listen.empty()) {
+    COMOE_RETURN_IF_ERROR(CheckAddress("admin-listen", config.admin_listen));
+  }
   const Limits& limits = config.limits;
   COMOE_RETURN_IF_ERROR(CheckRange("max-message-bytes", limits.max_message_bytes, 1024, kGiB));
+  COMOE_RETURN_IF_ERROR(CheckRange("max-metadata-bytes", limits.max_metadata_bytes, 1024, 1 << 20));
   COMOE_RETURN_IF_ERROR(CheckRange("max-prompt-bytes", limits.max_prompt_bytes, 1, limits.max_message_bytes));
   COMOE_RETURN_IF_ERROR(CheckRange("default-max-tokens", limits.default_max_tokens, 1, INT32_MAX));
   COMOE_RETURN_IF_ERROR(
       CheckRange("max-stream-backlog-tokens", limits.max_stream_backlog_tokens, 1, INT32_MAX));
+  COMOE_RETURN_IF_ERROR(
+      CheckRange("max-total-backlog-tokens", limits.max_total_backlog_tokens, 1, INT32_MAX));
+  COMOE_RETURN_IF_ERROR(CheckRange("max-choices", limits.max_choices, 1, 1024));
   COMOE_RETURN_IF_ERROR(CheckRange("max-batch-tokens", config.scheduler.max_batch_tokens, 1, INT32_MAX));
   COMOE_RETURN_IF_ERROR(CheckRange("max-sequences", config.scheduler.max_sequences, 1, 65536));
   COMOE_RETURN_IF_ERROR(CheckRange("max-waiting", config.scheduler.max_waiting_requests, 0, 1000000));
+  COMOE_RETURN_IF_ERROR(CheckRange("max-connections", config.max_connections, 1, 1000000));
   COMOE_RETURN_IF_ERROR(CheckRange("tokenizer-threads", config.tokenizer_threads, 1, 64));
   COMOE_RETURN_IF_ERROR(CheckRange("output-threads", config.output_threads, 1, 64));
   if (!(limits.stream_stall_timeout > absl::ZeroDuration())) {
     return absl::InvalidArgumentError("stream-stall-timeout must be above 0 seconds");
+  }
+  if (!(config.engine_stall_timeout > absl::ZeroDuration())) {
+    return absl::InvalidArgumentError("engine-stall-timeout must be above 0 seconds");
   }
   if (!(config.drain_timeout >= absl::ZeroDuration())) {
     return absl::InvalidArgumentError("drain-timeout must be 0 seconds or more");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@ namespace comoe::server {
 struct Limits {
   std::int64_t max_message_bytes = std::int64_t{8}
                                    << 20;  // of a request message; gRPC's own default is 4 MiB
+  std::int64_t max_metadata_bytes = std::int64_t{8} << 10;  // of a request's headers
   std::int64_t max_answer_bytes = std::int64_t{16} << 20;
   // Below max_message_bytes, so that the error that names the field wins over the library's.
   std::int64_t max_prompt_bytes = std::int64_t{4} << 20;
@@ -24,19 +26,34 @@ struct Limits {
   // never reads.
   absl::Duration stream_stall_timeout = absl::Seconds(30);
   std::int64_t max_stream_backlog_tokens = 4096;
+  // Of all streams together; the one that is furthest behind is ended.
+  std::int64_t max_total_backlog_tokens = 65536;
+  std::int64_t max_choices = 8;  // completions of one request
 };
 
 struct ServerConfig {
   std::string listen = "127.0.0.1:50051";         // port 0: any free one
   std::string metrics_listen = "127.0.0.1:9400";  // "": no /metrics
+  // Where AdminService, reflection and channelz are. "": AdminService and reflection are on `listen` if that
+  // is loopback, else nowhere.
+  std::string admin_listen;
   Limits limits;
   batching::SchedulerOptions scheduler;  // as the scheduler got them; reported by GetServerInfo
   int tokenizer_threads = 2;
   // Text and writes of all streams: about 3 us of CPU a streamed message, so one thread serves thousands of
   // tokens a second.
   int output_threads = 1;
+  // Clients that are connected at once; one more is closed at once. Not for unix sockets.
+  std::int64_t max_connections = 512;
+  // A connection without a call is closed after that time; clients connect again by themselves.
+  absl::Duration max_connection_idle = absl::Minutes(30);
+  // Health is NOT_SERVING while requests run and the engine has finished no step for that long.
+  absl::Duration engine_stall_timeout = absl::Seconds(120);
   std::int64_t max_pending_requests = 1024;  // waiting for a tokenizer thread
   absl::Duration drain_timeout = absl::Seconds(10);
+  // Called by AdminService.Drain, on a thread of gRPC's: begins what SIGTERM begins and returns. Empty:
+  // refused.
+  std::function<void(absl::Duration timeout)> on_drain;
   absl::Duration warmup_timeout = absl::Minutes(5);
 };
 

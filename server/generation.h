@@ -1,13 +1,14 @@
 // One Generate or GenerateStream RPC, from its arrival to its one end. Knows no gRPC: it speaks to a
 // transport, which tests replace.
 //
-// Threads. A worker thread checks the request, tokenises it and submits it. The scheduler's thread reports
-// tokens, gRPC's report that a write is done or the client gone: both only leave a note in the mailbox and
+// Threads. A worker thread checks the request, tokenises it and submits its choices. The scheduler's thread
+// reports to the choices, gRPC's report that a write is done or the client gone: all only leave a note and
 // wake the output thread. Everything that is sent, and the end, is decided by RunOutput on the one output
 // thread of this RPC; so there is one write in flight and one Finish without a race to win.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,11 +19,14 @@
 #include "comoe/v1/inference.pb.h"
 #include "engine/base/sync.h"
 #include "scheduler/batching/request.h"
+#include "server/abandon_gate.h"
+#include "server/choice.h"
 #include "server/config.h"
 #include "server/output_threads.h"
 #include "server/request_metrics.h"
+#include "server/request_registry.h"
 #include "server/serving_state.h"
-#include "server/text_stream.h"
+#include "server/stream_backlog.h"
 #include "server/validation.h"
 #include "server/worker_pool.h"
 
@@ -35,50 +39,43 @@ struct GenerationServices {
   OutputThreads& output;
   RequestMetrics& metrics;
   const Limits& limits;
+  RequestRegistry& registry;
+  StreamBacklog& backlog;
 };
 
-// Called by the output thread only. After Finish or WriteAndFinish the transport may be gone: neither is
-// touched.
-class StreamTransport {
+// Called by the output thread only. Once Finish has been called (WriteAndFinish for streams) only Abandon
+// may follow, and that not after TransportDone.
+class Transport {
  public:
-  virtual ~StreamTransport() = default;
-  // `message` stays as it is until Generation::WriteDone, which permits the next write.
-  virtual void Write(const v1::GenerateStreamResponse& message) = 0;
-  // No WriteDone follows; `message` stays as it is while the transport lives.
-  virtual void WriteAndFinish(const v1::GenerateStreamResponse& message, const absl::Status& status) = 0;
+  virtual ~Transport() = default;
   virtual void Finish(const absl::Status& status) = 0;
-  // Gives up on a reader that does not read: the write in flight is done soon, not ok.
+  // Gives up on a reader that does not read: what is under way is done soon, not ok.
   virtual void Abandon() = 0;
+  virtual std::string peer() const = 0;  // for the log
 };
 
-class UnaryTransport {
- public:
-  virtual ~UnaryTransport() = default;
-  virtual v1::GenerateResponse& response() = 0;  // until Finish
-  virtual void Finish(const absl::Status& status) = 0;
-};
-
-class Generation : public batching::RequestObserver,
-                   public OutputTask,
-                   public std::enable_shared_from_this<Generation> {
+class Generation : public OutputTask, public std::enable_shared_from_this<Generation> {
  public:
   // Never blocks. Once.
   void Start() ABSL_LOCKS_EXCLUDED(mutex_);
   // The client has left or its deadline has passed. Any thread, any time.
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends it as a client's Abort asks. False: it has ended already. Any thread.
+  bool Abort() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends it with an error though the scheduler has not: its thread hangs, and may never say more. Any thread,
+  // for generations in the registry.
+  void FailByEngine(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // The transport's write is done; not ok: the stream is broken.
   void WriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  void OnStarted() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnTokens(absl::Span<const batching::GeneratedToken> tokens) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnFinished(const batching::RequestOutcome& outcome) override ABSL_LOCKS_EXCLUDED(mutex_);
+  // The RPC is over and the transport about to go. May block for a moment (AbandonGate).
+  void TransportDone() { gate_.Close(); }
 
   void RunOutput() override ABSL_LOCKS_EXCLUDED(mutex_);
-  bool output_done() const override { return done_; }
+  bool output_done() const override { return gate_.closed(); }
 
  protected:
-  // `deadline` is the RPC's; InfiniteFuture if it has none.
-  Generation(Method method, absl::Time deadline, const GenerationServices& services);
+  // `deadline` is the RPC's; InfiniteFuture if it has none. `transport` outlives what its Finish ends.
+  Generation(Method method, absl::Time deadline, Transport& transport, const GenerationServices& services);
 
   // On a worker thread.
   virtual absl::StatusOr<GenerationSpec> Parse(const RequestBounds& bounds) const = 0;
@@ -90,26 +87,33 @@ class Generation : public batching::RequestObserver,
   const GenerationSpec& spec() const { return spec_; }
   const std::string& model_name() const { return backend_->model.name; }
   const Limits& limits() const { return services_.limits; }
-  bool started() const { return started_; }
+  const GenerationServices& services() const { return services_; }
+  std::vector<std::unique_ptr<Choice>>& choices() { return choices_; }
+  bool started() const;
+  // The prompt's log-probabilities are known, or never will be.
+  bool prompt_scored() const;
+  bool all_complete() const;
+  std::int64_t num_waiting_tokens() const;
   bool write_in_flight() const { return write_in_flight_; }
   void set_write_in_flight();
   absl::Duration write_age() const;
-  const std::optional<batching::RequestOutcome>& outcome() const { return outcome_; }
-  // Tokens that have not been taken yet, and the text that they add.
-  std::size_t num_pending_tokens() const { return pending_.size(); }
-  // Appends what all pending tokens add to `message` (a Delta or a Choice), as far as it is wanted; with the
-  // text that was held back at the end.
-  template <typename Message>
-  void TakePending(Message* message);
-  std::int64_t num_taken_tokens() const { return num_taken_; }
-  bool nothing_left() const { return pending_.empty() && (flushed_ || !outcome_.has_value()); }
+  // Of what has been taken from the choices, the prompt counted once.
+  batching::Usage usage() const;
+  batching::RequestTiming timing() const;
 
   // The status to end with when the RPC cannot go on: refused, client gone, or broken. Empty otherwise.
   std::optional<absl::Status> Failure() const;
+  // OK if all choices are whole. Precondition: all_complete().
+  absl::Status StatusOfChoices() const;
   // Ends the request in the scheduler because its reader is too slow.
-  void EndForSlowReader();
+  void EndForSlowReader(absl::string_view why);
   bool ending_for_slow_reader() const { return slow_reader_; }
-  // Every end passes here, right before the transport's Finish: metrics, and no output after it.
+  // The answer would be larger than answers may be; empty if not.
+  std::optional<absl::Status> TooLarge(absl::string_view what, std::size_t bytes) const;
+  void Abandon();
+  // Ends the RPC with no (further) message.
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Every end passes here, right before the transport's Finish: metrics, log, and no output after it.
   void RecordEnd(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -119,10 +123,6 @@ class Generation : public batching::RequestObserver,
     absl::Status refusal;   // of a prepared one
     Rejection rejection = Rejection::kNone;
     bool cancelled = false;
-    bool started = false;
-    std::vector<base::TokenId> tokens;
-    std::vector<absl::Duration> emissions;  // when tokens came
-    std::optional<batching::RequestOutcome> outcome;
     bool write_done = false;
     bool write_ok = true;
   };
@@ -133,11 +133,22 @@ class Generation : public batching::RequestObserver,
 
   void Prepare() ABSL_LOCKS_EXCLUDED(mutex_);
   Refusal PrepareAndSubmit() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status TokenizePrompt(const RequestBounds& bounds, Rejection* rejection);
+  void MakeChoices();
   absl::Status Submit() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SubmitChoices();
   void Refuse(const Refusal& refusal) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadMail() ABSL_LOCKS_EXCLUDED(mutex_);
-  void CancelInScheduler() ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReadChoices();
+  void ObserveTokens(const std::vector<absl::Duration>& gaps);
+  absl::Duration FirstToken() const;  // of all choices, by the monotonic clock; zero: none yet
+  void EndTogether();
+  void WatchEnd();
+  bool CancelInScheduler() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool CancelChoices();
   bool DeadlinePassed() const;
+  Terminal MakeTerminal(const absl::Status& status) const;
+  void LogEnd(const Terminal& terminal) const;
   void Wake();
 
   // Constant after construction.
@@ -145,19 +156,23 @@ class Generation : public batching::RequestObserver,
   const absl::Time received_;
   const absl::Duration arrival_;  // the same by the monotonic clock
   const absl::Time deadline_;
+  Transport& transport_;
   const GenerationServices services_;
 
+  AbandonGate gate_;  // self-synchronised
   base::Mutex mutex_;
   Mail mail_ ABSL_GUARDED_BY(mutex_);
   bool submitted_ ABSL_GUARDED_BY(mutex_) = false;
   bool cancel_wanted_ ABSL_GUARDED_BY(mutex_) = false;
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // mail is thrown away
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // it has ended
 
-  // Written by the worker before Mail::prepared, confined to the output thread after it.
+  // Written by the worker before Mail::prepared, constant after it.
   const Backend* backend_ = nullptr;
-  std::string request_id_;  // constant once submitted
   GenerationSpec spec_;
-  std::optional<TextStream> text_;
+  ChoiceContext context_{spec_, nullptr, nullptr, {}, nullptr};
+  // Until this goes, for the scheduler may call them until then; none if it is refused early.
+  std::vector<std::unique_ptr<Choice>> choices_;
+  bool registered_ = false;
 
   // Confined to the output thread.
   bool prepared_ = false;
@@ -166,55 +181,13 @@ class Generation : public batching::RequestObserver,
   bool cancelled_ = false;
   bool broken_ = false;  // a write failed
   bool slow_reader_ = false;
-  bool started_ = false;
+  const Choice* culprit_ = nullptr;  // the first choice that could not go on
+  bool first_token_observed_ = false;
   bool write_in_flight_ = false;
-  bool flushed_ = false;
-  bool done_ = false;
   absl::Duration write_started_;
-  absl::Duration first_token_;
-  absl::Duration last_token_;
-  std::int64_t num_received_ = 0;  // tokens
-  std::int64_t num_taken_ = 0;
-  std::vector<base::TokenId> pending_;
-  std::optional<batching::RequestOutcome> outcome_;
-};
-
-class StreamGeneration final : public Generation {
- public:
-  // Both outlive what the transport's Finish ends.
-  StreamGeneration(const v1::GenerateStreamRequest& request, StreamTransport& transport, absl::Time deadline,
-                   const GenerationServices& services);
-
- private:
-  absl::StatusOr<GenerationSpec> Parse(const RequestBounds& bounds) const override;
-  const v1::GenerateRequest& request() const override { return request_.request(); }
-  void Advance() override;
-  void WatchReader();
-  void WriteStarted();
-  // False: the tokens gave nothing to send yet.
-  bool WriteDelta();
-  void WriteFinished();
-
-  const v1::GenerateStreamRequest& request_;
-  StreamTransport& transport_;
-  bool started_sent_ = false;
-  v1::GenerateStreamResponse message_;  // one for the whole stream; the transport reads it during a write
-};
-
-class UnaryGeneration final : public Generation {
- public:
-  UnaryGeneration(const v1::GenerateRequest& request, UnaryTransport& transport, absl::Time deadline,
-                  const GenerationServices& services);
-
- private:
-  absl::StatusOr<GenerationSpec> Parse(const RequestBounds& bounds) const override;
-  const v1::GenerateRequest& request() const override { return request_; }
-  void Advance() override;
-  void FillResponse(const batching::RequestOutcome& outcome);
-
-  const v1::GenerateRequest& request_;
-  UnaryTransport& transport_;
-  v1::GenerateResponse::Choice choice_;
+  bool ended_ = false;  // RecordEnd was here
+  bool abandoned_ = false;
+  absl::Duration end_time_;
 };
 
 }  // namespace comoe::server

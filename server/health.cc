@@ -1,19 +1,27 @@
 #include "server/health.h"
 
+#include <utility>
+
 namespace comoe::server {
 
-Health::Health(grpc::HealthCheckServiceInterface* service) : service_(service) { SetServing(false); }
+Health::Health(std::vector<grpc::HealthCheckServiceInterface*> services) : services_(std::move(services)) {
+  SetServing(false);
+}
 
 void Health::SetServing(bool serving) {
-  if (service_ != nullptr) {
-    service_->SetServingStatus("", serving);
-    service_->SetServingStatus(kInferenceServiceName, serving);
+  for (grpc::HealthCheckServiceInterface* service : services_) {
+    if (service != nullptr) {
+      service->SetServingStatus("", serving);
+      service->SetServingStatus(kInferenceServiceName, serving);
+    }
   }
 }
 
 void Health::Shutdown() {
-  if (service_ != nullptr) {
-    service_->Shutdown();
+  for (grpc::HealthCheckServiceInterface* service : services_) {
+    if (service != nullptr) {
+      service->Shutdown();
+    }
   }
 }
 

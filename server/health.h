@@ -1,6 +1,8 @@
 // grpc.health.v1, as the gRPC library serves it, told what is true.
 #pragma once
 
+#include <vector>
+
 #include "grpcpp/health_check_service_interface.h"
 
 namespace comoe::server {
@@ -12,8 +14,8 @@ inline constexpr char kInferenceServiceName[] = "comoe.v1.InferenceService";
 // knows no other name, so both are set to NOT_SERVING here, right after the server has been built.
 class Health {
  public:
-  // `service` is the built server's, null without one (then nothing is reported); it outlives this.
-  explicit Health(grpc::HealthCheckServiceInterface* service);
+  // Of the built servers; they outlive this. Null ones are passed over.
+  explicit Health(std::vector<grpc::HealthCheckServiceInterface*> services);
 
   // Both names.
   void SetServing(bool serving);
@@ -21,7 +23,7 @@ class Health {
   void Shutdown();
 
  private:
-  grpc::HealthCheckServiceInterface* const service_;
+  const std::vector<grpc::HealthCheckServiceInterface*> services_;
 };
 
 }  // namespace comoe::server

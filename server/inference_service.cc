@@ -12,13 +12,18 @@
 #include "absl/time/time.h"
 #include "engine/base/status_macros.h"
 #include "grpcpp/support/server_callback.h"
+#include "server/error_details.h"
 #include "server/messages.h"
+#include "server/request_fields.h"
 #include "server/status_conversion.h"
+#include "server/stream_generation.h"
+#include "server/unary_generation.h"
 
 namespace comoe::server {
 namespace {
 
 constexpr int kMaxAbortIds = 1024;
+constexpr int kMaxDetokenizeIds = 1 << 20;
 
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const std::chrono::system_clock::time_point deadline = context.deadline();
@@ -27,7 +32,7 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
 }
 
 // gRPC's side of a stream. Deletes itself in OnDone, after which the generation, which others may still hold,
-// no longer touches it: it has called Finish.
+// no longer touches it: TransportDone has told it.
 class StreamReactor final : public grpc::ServerWriteReactor<v1::GenerateStreamResponse>,
                             public StreamTransport {
  public:
@@ -43,18 +48,22 @@ class StreamReactor final : public grpc::ServerWriteReactor<v1::GenerateStreamRe
   void OnCancel() override { generation_->Cancel(); }
   void OnWriteDone(bool ok) override { generation_->WriteDone(ok); }
   void OnDone() override {
+    generation_->TransportDone();
     state_.CloseGeneration();
     delete this;
   }
 
   void Write(const v1::GenerateStreamResponse& message) override { StartWrite(&message); }
   void WriteAndFinish(const v1::GenerateStreamResponse& message, const absl::Status& status) override {
+    AddTrailers(status, &context_);
     StartWriteAndFinish(&message, grpc::WriteOptions(), ToGrpcStatus(status));
   }
   void Finish(const absl::Status& status) override {
+    AddTrailers(status, &context_);
     grpc::ServerWriteReactor<v1::GenerateStreamResponse>::Finish(ToGrpcStatus(status));
   }
-  void Abandon() override { context_.TryCancel(); }
+  void Abandon() override { context_.TryCancel(); }  // may run OnDone, and with it the end of this
+  std::string peer() const override { return context_.peer(); }
 
  private:
   grpc::CallbackServerContext& context_;
@@ -66,7 +75,8 @@ class UnaryReactor final : public grpc::ServerUnaryReactor, public UnaryTranspor
  public:
   UnaryReactor(grpc::CallbackServerContext& context, const v1::GenerateRequest& request,
                v1::GenerateResponse& response, const GenerationServices& services)
-      : response_(response),
+      : context_(context),
+        response_(response),
         state_(services.state),
         generation_(std::make_shared<UnaryGeneration>(request, *this, DeadlineOf(context), services)) {
     state_.OpenGeneration();
@@ -75,18 +85,36 @@ class UnaryReactor final : public grpc::ServerUnaryReactor, public UnaryTranspor
 
   void OnCancel() override { generation_->Cancel(); }
   void OnDone() override {
+    generation_->TransportDone();
     state_.CloseGeneration();
     delete this;
   }
 
   v1::GenerateResponse& response() override { return response_; }
-  void Finish(const absl::Status& status) override { grpc::ServerUnaryReactor::Finish(ToGrpcStatus(status)); }
+  void Finish(const absl::Status& status) override {
+    AddTrailers(status, &context_);
+    grpc::ServerUnaryReactor::Finish(ToGrpcStatus(status));
+  }
+  void Abandon() override { context_.TryCancel(); }  // may run OnDone, and with it the end of this
+  std::string peer() const override { return context_.peer(); }
 
  private:
+  grpc::CallbackServerContext& context_;
   v1::GenerateResponse& response_;
   ServingState& state_;
   const std::shared_ptr<UnaryGeneration> generation_;
 };
+
+// gRPC would refuse to send it, with words of its own and behind our back.
+template <typename Response>
+absl::Status CheckAnswer(const Limits& limits, Response* response) {
+  const std::size_t bytes = response->ByteSizeLong();
+  if (bytes <= static_cast<std::size_t>(limits.max_answer_bytes)) {
+    return absl::OkStatus();
+  }
+  response->Clear();
+  return AnswerTooLarge("the answer", bytes, limits.max_answer_bytes);
+}
 
 absl::StatusOr<const tokenizer::Tokenizer*> TokenizerOf(const ServingState& state, absl::string_view model,
                                                         const Backend** backend) {
@@ -119,11 +147,15 @@ template <typename Work>
 grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext* context, Method method,
                                                      Work work) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const auto finish = [this, reactor, method](const absl::Status& status) {
+  const absl::Duration arrival = MonotonicNow();
+  services_.metrics.RecordStart(method);
+  const auto finish = [this, context, reactor, method, arrival](const absl::Status& status) {
     Terminal terminal;
     terminal.method = method;
     terminal.code = status.code();
+    terminal.elapsed = MonotonicNow() - arrival;
     services_.metrics.RecordTerminal(terminal);
+    AddTrailers(status, context);
     reactor->Finish(ToGrpcStatus(status));  // last: request and response are gone after it
   };
   if (!services_.workers.Post([finish, work] { finish(work()); })) {
@@ -135,15 +167,19 @@ grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request,
                                                      v1::TokenizeResponse* response) {
-  return OnWorker(context, Method::kTokenize,
-                  [this, request, response] { return RunTokenize(*request, response); });
+  return OnWorker(context, Method::kTokenize, [this, request, response] {
+    const absl::Status status = RunTokenize(*request, response);
+    return status.ok() ? CheckAnswer(services_.limits, response) : status;
+  });
 }
 
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
-  return OnWorker(context, Method::kDetokenize,
-                  [this, request, response] { return RunDetokenize(*request, response); });
+  return OnWorker(context, Method::kDetokenize, [this, request, response] {
+    const absl::Status status = RunDetokenize(*request, response);
+    return status.ok() ? CheckAnswer(services_.limits, response) : status;
+  });
 }
 
 grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context,
@@ -185,27 +221,36 @@ absl::Status InferenceService::RunDetokenize(const v1::DetokenizeRequest& reques
   const Backend* backend = nullptr;
   COMOE_ASSIGN_OR_RETURN(const tokenizer::Tokenizer* tokenizer,
                          TokenizerOf(services_.state, request.model(), &backend));
+  if (request.token_ids_size() > kMaxDetokenizeIds) {
+    return InvalidField(
+        "token_ids", absl::StrCat("has ", request.token_ids_size(), " ids: ", kMaxDetokenizeIds, " at most"));
+  }
   COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> ids,
                          ToTokenIds("token_ids", request.token_ids(), backend->model.vocab_size));
   const bool skip_special = request.has_skip_special_tokens() ? request.skip_special_tokens() : true;
-  absl::StatusOr<std::string> text = tokenizer->Decode(ids, skip_special);
-  if (!text.ok()) {
-    return base::Annotate(text.status(), "token_ids");
-  }
-  response->set_text(*std::move(text));
+  const auto max_bytes = static_cast<std::size_t>(services_.limits.max_answer_bytes);
   for (const base::TokenId id : ids) {
     if (!skip_special || !tokenizer->IsSpecial(id)) {
       response->mutable_raw()->append(tokenizer->TokenBytes(id));
     }
+    if (response->raw().size() > max_bytes) {  // before as much again is decoded
+      return AnswerTooLarge("DetokenizeResponse.raw", response->raw().size(),
+                            services_.limits.max_answer_bytes);
+    }
   }
+  absl::StatusOr<std::string> text = tokenizer->Decode(ids, skip_special);
+  if (!text.ok()) {
+    return WithField(base::Annotate(text.status(), "token_ids"), "token_ids");
+  }
+  response->set_text(*std::move(text));
   return absl::OkStatus();
 }
 
 absl::Status InferenceService::RunAbort(const v1::AbortRequest& request, v1::AbortResponse* response) const {
-  COMOE_ASSIGN_OR_RETURN(const Backend* backend, services_.state.Loaded());
+  COMOE_RETURN_IF_ERROR(services_.state.Loaded().status());
   if (request.request_ids().empty() || request.request_ids_size() > kMaxAbortIds) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("request_ids has ", request.request_ids_size(), " ids: 1 to ", kMaxAbortIds));
+    return InvalidField("request_ids",
+                        absl::StrCat("has ", request.request_ids_size(), " ids: 1 to ", kMaxAbortIds));
   }
   for (int i = 0; i < request.request_ids_size(); ++i) {
     COMOE_RETURN_IF_ERROR(CheckRequestId(absl::StrCat("request_ids[", i, "]"), request.request_ids(i)));
@@ -214,7 +259,8 @@ absl::Status InferenceService::RunAbort(const v1::AbortRequest& request, v1::Abo
   // An id that is named twice is one request.
   for (const std::string& id :
        std::set<std::string>(request.request_ids().begin(), request.request_ids().end())) {
-    aborted += backend->scheduler->Cancel(id) ? 1 : 0;
+    const std::shared_ptr<Generation> generation = services_.registry.Find(id);
+    aborted += generation != nullptr && generation->Abort() ? 1 : 0;
   }
   response->set_aborted(aborted);
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 
 #include "comoe/v1/inference.grpc.pb.h"
 #include "server/generation.h"
+#include "server/request_metrics.h"
 
 namespace comoe::server {
 

@@ -6,6 +6,17 @@
 #include "server/validation.h"
 
 namespace comoe::server {
+namespace {
+
+void AddTop(const api::LogprobRow& row, google::protobuf::RepeatedPtrField<v1::TokenLogprob>* top) {
+  for (const api::TokenLogprob& alternative : row.top) {
+    v1::TokenLogprob* entry = top->Add();
+    entry->set_token_id(ToUint32(alternative.id));
+    entry->set_logprob(alternative.logprob);
+  }
+}
+
+}  // namespace
 
 void ToMessage(absl::Duration duration, google::protobuf::Duration* message) {
   if (duration < absl::ZeroDuration() || duration == absl::InfiniteDuration()) {
@@ -28,12 +39,16 @@ v1::FinishReason ToMessage(batching::FinishReason reason) {
   switch (reason) {
     case Reason::kStopEos:
       return v1::FINISH_REASON_STOP_EOS;
+    case Reason::kStopString:
+      return v1::FINISH_REASON_STOP_STRING;
     case Reason::kStopToken:
       return v1::FINISH_REASON_STOP_TOKEN;
     case Reason::kMaxTokens:
       return v1::FINISH_REASON_MAX_TOKENS;
     case Reason::kContextLength:
       return v1::FINISH_REASON_CONTEXT_LENGTH;
+    case Reason::kTimeLimit:
+      return v1::FINISH_REASON_TIME_LIMIT;
     case Reason::kAborted:
     case Reason::kDeadline:
       return v1::FINISH_REASON_ABORTED;
@@ -57,6 +72,24 @@ void ToMessage(const batching::RequestTiming& timing, v1::Timing* message) {
   ToMessage(timing.prefill, message->mutable_prefill());
   ToMessage(timing.decode, message->mutable_decode());
   ToMessage(timing.time_to_first_token, message->mutable_time_to_first_token());
+  message->set_preemptions(ToUint32(timing.preemptions));
+}
+
+void ToMessage(const api::LogprobRow& row, v1::LogprobEntry* message) {
+  message->set_logprob(row.logprob);
+  AddTop(row, message->mutable_top());
+}
+
+void ToMessage(absl::Span<const base::TokenId> prompt, absl::Span<const api::LogprobRow> scores,
+               google::protobuf::RepeatedPtrField<v1::PromptLogprobEntry>* message) {
+  for (std::size_t i = 0; i < prompt.size() && i <= scores.size(); ++i) {
+    v1::PromptLogprobEntry* entry = message->Add();
+    entry->set_token_id(ToUint32(prompt[i]));
+    if (i > 0) {
+      entry->set_logprob(scores[i - 1].logprob);
+      AddTop(scores[i - 1], entry->mutable_top());
+    }
+  }
 }
 
 void ToMessage(const Backend& backend, v1::ModelInfo* message) {
@@ -89,6 +122,7 @@ void ToMessage(const Backend& backend, v1::ModelInfo* message) {
   sampling->set_top_p(model.default_sampling.top_p);
   sampling->set_top_k(ToUint32(model.default_sampling.top_k));
   sampling->set_min_p(model.default_sampling.min_p);
+  sampling->set_repetition_penalty(model.default_sampling.repetition_penalty);
   for (std::string& feature : Features(has_tokenizer)) {
     message->add_features(std::move(feature));
   }

@@ -9,6 +9,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -182,7 +183,8 @@ struct MetricsExporter::Impl {
   template <typename T, typename Make>
   T& Get(Kept<T>& kept, T& fallback, absl::string_view name, const base::Labels& labels, Make make) {
     COMOE_CHECK(IsMetricName(name), "metric names are legal");
-    const std::string full = absl::StrCat("comoe_", name);
+    const std::string full =
+        absl::StartsWith(name, "grpc_server_") ? std::string(name) : absl::StrCat("comoe_", name);
     const prometheus::Labels converted = ToPrometheus(labels);
     base::MutexLock lock(&mutex);
     std::unique_ptr<T>& entry = kept[KeyOf(full, converted)];

@@ -12,7 +12,8 @@
 
 namespace comoe::server {
 
-// Thread-safe. Every name gets the prefix `comoe_`. The library underneath keeps what would spoil a scrape
+// Thread-safe. Every name gets the prefix `comoe_`, but for grpc_server_*, which are the names of
+// gRPC's own middlewares. The library underneath keeps what would spoil a scrape
 // for ever (a NaN in a counter, a label named `le`, broken UTF-8 in a label), so this class does not let it
 // through: a non-finite or negative amount is dropped, label values are made valid UTF-8, and a malformed
 // name or label name is a bug of ours that ends the process. Asking for the same name and labels again gives

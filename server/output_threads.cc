@@ -1,5 +1,6 @@
 #include "server/output_threads.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -47,23 +48,45 @@ void OutputThreads::Wake(std::shared_ptr<OutputTask> task) {
   lane.wake.Signal();
 }
 
+void OutputThreads::WakeAfter(const std::shared_ptr<OutputTask>& task, absl::Duration delay) {
+  Lane& lane = *lanes_[task->lane_];
+  base::MutexLock lock(&lane.mutex);
+  lane.timers.emplace(absl::Now() + delay, task);
+  lane.wake.Signal();
+}
+
+bool OutputThreads::TakeWork(Lane& lane, absl::Time until, std::vector<std::shared_ptr<OutputTask>>* batch,
+                             std::vector<std::weak_ptr<OutputTask>>* watched) {
+  base::MutexLock lock(&lane.mutex);
+  while (lane.queue.empty() && !lane.stopping) {
+    const absl::Time next = lane.timers.empty() ? until : std::min(until, lane.timers.begin()->first);
+    const absl::Duration left = next - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      break;
+    }
+    lane.wake.WaitWithTimeout(&lane.mutex, left);
+  }
+  if (lane.queue.empty() && lane.stopping) {
+    return false;
+  }
+  batch->swap(lane.queue);
+  const absl::Time now = absl::Now();
+  while (!lane.timers.empty() && lane.timers.begin()->first <= now) {
+    if (std::shared_ptr<OutputTask> task = lane.timers.begin()->second.lock(); task != nullptr) {
+      batch->push_back(std::move(task));
+    }
+    lane.timers.erase(lane.timers.begin());
+  }
+  watched->insert(watched->end(), lane.added.begin(), lane.added.end());
+  lane.added.clear();
+  return true;
+}
+
 void OutputThreads::Run(Lane& lane) {
   std::vector<std::shared_ptr<OutputTask>> batch;
   std::vector<std::weak_ptr<OutputTask>> watched;
   absl::Time next_tick = absl::Now() + kTick;
-  while (true) {
-    {
-      base::MutexLock lock(&lane.mutex);
-      while (lane.queue.empty() && !lane.stopping && absl::Now() < next_tick) {
-        lane.wake.WaitWithTimeout(&lane.mutex, next_tick - absl::Now());
-      }
-      if (lane.queue.empty() && lane.stopping) {
-        return;
-      }
-      batch.swap(lane.queue);
-      watched.insert(watched.end(), lane.added.begin(), lane.added.end());
-      lane.added.clear();
-    }
+  while (TakeWork(lane, next_tick, &batch, &watched)) {
     for (const std::shared_ptr<OutputTask>& task : batch) {
       task->queued_.store(false, std::memory_order_release);
       task->RunOutput();

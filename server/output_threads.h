@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -46,6 +47,8 @@ class OutputThreads {
   void Add(const std::shared_ptr<OutputTask>& task);
   // RunOutput runs soon. Cheap (one lock) and harmless when the task is done.
   void Wake(std::shared_ptr<OutputTask> task);
+  // RunOutput runs once more when that time has passed, if the task still lives.
+  void WakeAfter(const std::shared_ptr<OutputTask>& task, absl::Duration delay);
 
  private:
   struct Lane {
@@ -53,10 +56,14 @@ class OutputThreads {
     base::CondVar wake;
     std::vector<std::shared_ptr<OutputTask>> queue ABSL_GUARDED_BY(mutex);
     std::vector<std::weak_ptr<OutputTask>> added ABSL_GUARDED_BY(mutex);
+    std::multimap<absl::Time, std::weak_ptr<OutputTask>> timers ABSL_GUARDED_BY(mutex);
     bool stopping ABSL_GUARDED_BY(mutex) = false;
     std::thread thread;
   };
   static void Run(Lane& lane);
+  // Waits for work until `until` or a timer; false: there is none any more, and it is to stop.
+  static bool TakeWork(Lane& lane, absl::Time until, std::vector<std::shared_ptr<OutputTask>>* batch,
+                       std::vector<std::weak_ptr<OutputTask>>* watched);
 
   std::atomic<std::size_t> next_lane_{0};
   std::vector<std::unique_ptr<Lane>> lanes_;  // constant after construction

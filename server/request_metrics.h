@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -35,6 +36,7 @@ enum class Method {
   kStopProfile
 };
 inline constexpr std::size_t kNumMethods = 14;
+absl::string_view MethodName(Method method);  // as the service calls it: "Generate"
 
 // Why a generation never reached the engine.
 enum class Rejection {
@@ -65,8 +67,12 @@ struct Terminal {
   std::optional<batching::FinishReason> finish_reason;  // generations that were accepted
   Rejection rejection = Rejection::kNone;
   EarlyEnd early_end = EarlyEnd::kNone;
-  absl::Duration end_to_end;        // of generations, from arrival
+  absl::Duration elapsed;           // from arrival
   absl::Duration per_output_token;  // mean of all but the first; zero when there were fewer than two
+  // Of generations that were accepted.
+  std::int64_t prompt_tokens = 0;
+  std::int64_t completion_tokens = 0;
+  std::int64_t max_tokens = 0;
 };
 
 // Thread-safe. `sink` outlives it.
@@ -74,25 +80,42 @@ class RequestMetrics {
  public:
   explicit RequestMetrics(base::MetricsSink& sink);
 
+  // At arrival. Each is followed by one RecordTerminal.
+  void RecordStart(Method method);
   void RecordTerminal(const Terminal& terminal);
   // From the arrival of the RPC, tokenising and queue included.
   void ObserveFirstToken(absl::Duration since_arrival);
   // Between one emission of the engine and the next of the same request.
   void ObserveNextToken(absl::Duration since_last);
+  // Tokens that were generated behind a stop string, before the scheduler heard of it.
+  void AddTokensAfterStop(std::int64_t tokens);
+  // Tokens that wait for the readers of all streams.
+  void SetStreamBacklog(std::int64_t tokens);
 
  private:
-  static constexpr std::size_t kNumFinishLabels = 9;  // the reasons, and "none"
+  static constexpr std::size_t kNumFinishLabels =
+      static_cast<std::size_t>(batching::FinishReason::kError) + 2;  // the reasons, and "none"
   base::Counter& RequestsCounter(const Terminal& terminal);
+  base::Counter& GrpcHandled(Method method, std::size_t code);
 
   base::MetricsSink& sink_;
   // Filled as combinations occur: most never do.
   std::array<std::atomic<base::Counter*>, kNumMethods* kNumStatusCodes* kNumFinishLabels> requests_ = {};
+  std::array<std::atomic<base::Counter*>, kNumMethods* kNumStatusCodes> grpc_handled_ = {};
   std::array<base::Counter*, kNumRejections> rejections_ = {};  // [0] is null
   std::array<base::Counter*, kNumEarlyEnds> early_ends_ = {};   // [0] is null
   base::Histogram& first_token_;
   base::Histogram& next_token_;
   base::Histogram& per_output_token_;
   base::Histogram& end_to_end_;
+  base::Histogram& prompt_tokens_;
+  base::Histogram& completion_tokens_;
+  base::Histogram& max_tokens_;
+  // Under the names that the gRPC middlewares of other languages use, so that ready-made boards work.
+  std::array<base::Counter*, kNumMethods> grpc_started_ = {};
+  std::array<base::Histogram*, kNumMethods> grpc_seconds_ = {};
+  base::Counter& tokens_after_stop_;
+  base::Gauge& stream_backlog_;
 };
 
 // build_info, at start; model_info and model_load_seconds, once it is loaded.

@@ -8,14 +8,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "grpcpp/ext/channelz_service_plugin.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/server_builder_option.h"
 #include "server/admin_service.h"
+#include "server/connection_gate.h"
+#include "server/engine_watch.h"
 #include "server/generation.h"
 #include "server/health.h"
 #include "server/inference_service.h"
@@ -40,9 +44,17 @@ int MaxStreams(const batching::SchedulerOptions& scheduler) {
   return static_cast<int>(scheduler.max_sequences + scheduler.max_waiting_requests + 64);
 }
 
+int ToMs(absl::Duration duration) {
+  return static_cast<int>(std::min<std::int64_t>(absl::ToInt64Milliseconds(duration), INT32_MAX));
+}
+
 void Configure(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(config.limits.max_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(config.limits.max_answer_bytes));
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(config.limits.max_metadata_bytes));
+  // A peer that connects and does not speak HTTP/2 (a port scanner) is closed.
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 20 * kMsPerSecond);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, ToMs(config.max_connection_idle));
   // Otherwise a second server shares the port silently and gets half of the connections.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // A client may ping every 5 s with no data in flight; the default of 300 s cuts clients off in a long
@@ -56,24 +68,27 @@ void Configure(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, MaxStreams(config.scheduler));
 }
 
-// Linking the reflection library gives reflection to every server of the process; this decides for one.
-class ReflectionOption final : public grpc::ServerBuilderOption {
+// Linking reflection or channelz gives it to every server of the process; this decides for one.
+class PluginChoice final : public grpc::ServerBuilderOption {
  public:
-  explicit ReflectionOption(bool enabled) : enabled_(enabled) {}
+  PluginChoice(bool reflection, bool channelz) : reflection_(reflection), channelz_(channelz) {}
   void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    auto reflection = std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
-    const std::string name = reflection->name();
+    const std::string reflection = grpc::reflection::ProtoServerReflectionPlugin().name();
     plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
-                                  [&name](const auto& plugin) { return plugin->name() == name; }),
+                                  [&](const auto& plugin) {
+                                    return plugin->name() == reflection ||
+                                           (!channelz_ && plugin->name() == "channelz_service");
+                                  }),
                    plugins->end());
-    if (enabled_) {
-      plugins->push_back(std::move(reflection));
+    if (reflection_) {
+      plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
     }
   }
 
  private:
-  const bool enabled_;
+  const bool reflection_;
+  const bool channelz_;
 };
 
 // Ends the process unless told in time that there is no need.
@@ -110,7 +125,7 @@ class Watchdog {
 // Waits for the outcome of the warm-up.
 class WarmUpObserver final : public batching::RequestObserver {
  public:
-  void OnStarted() override {}
+  void OnStarted(std::int64_t /*cached_prompt_tokens*/) override {}
   void OnTokens(absl::Span<const batching::GeneratedToken> /*tokens*/) override {}
   void OnFinished(const batching::RequestOutcome& outcome) override {
     base::MutexLock lock(&mutex_);
@@ -139,23 +154,30 @@ class WarmUpObserver final : public batching::RequestObserver {
 struct Server::Parts {
   Parts(const ServerConfig& config, ServingState& state, base::MetricsSink& sink)
       : metrics(sink),
+        backlog(config.limits, output, metrics),
         workers(config.tokenizer_threads, "comoe-tokenizer",
                 static_cast<std::size_t>(config.max_pending_requests)),
         output(config.output_threads, "comoe-output"),
-        inference({state, workers, output, metrics, config.limits}),
+        inference({state, workers, output, metrics, config.limits, registry, backlog}),
         models(state, metrics),
-        admin(state, config, metrics) {}
+        admin(state, config, workers, metrics) {}
 
   // In this order: gRPC goes first, then the threads, which may still run what gRPC has left, then what they
   // use.
   RequestMetrics metrics;
+  RequestRegistry registry;
+  StreamBacklog backlog;
   WorkerPool workers;
   OutputThreads output;
   InferenceService inference;
   ModelService models;
   AdminService admin;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor;
   std::unique_ptr<grpc::Server> grpc;
+  std::unique_ptr<ConnectionGate> gate;
+  std::unique_ptr<grpc::Server> admin_grpc;  // null: AdminService is on `grpc`, or nowhere
   std::unique_ptr<Health> health;
+  std::unique_ptr<EngineWatch> watch;
 };
 
 Server::Server(const ServerConfig& config, base::MetricsSink& metrics)
@@ -174,22 +196,72 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerConfig& config
 
 absl::Status Server::Listen() {
   grpc::EnableDefaultHealthCheckService(true);
+  const bool own_admin = !config_.admin_listen.empty();
+  if (own_admin) {
+    grpc::channelz::experimental::InitChannelzService();
+  }
   grpc::ServerBuilder builder;
-  builder.SetOption(std::make_unique<ReflectionOption>(IsLoopback(config_.listen)));
+  const bool trusted = IsLoopback(config_.listen) && !own_admin;
+  builder.SetOption(std::make_unique<PluginChoice>(/*reflection=*/IsLoopback(config_.listen), false));
   Configure(config_, &builder);
-  int port = 0;
-  builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&parts_->inference);
   builder.RegisterService(&parts_->models);
-  builder.RegisterService(&parts_->admin);
-  parts_->grpc = builder.BuildAndStart();
-  if (parts_->grpc == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.listen,
-                                               ": another process has the port, or the address is not one of "
-                                               "this machine's; choose another with --listen"));
+  if (trusted) {
+    builder.RegisterService(&parts_->admin);
   }
-  parts_->health = std::make_unique<Health>(parts_->grpc->GetHealthCheckService());
-  address_ = WithPort(config_.listen, port);
+  COMOE_ASSIGN_OR_RETURN(address_, OpenPort(builder));
+  if (own_admin) {
+    COMOE_RETURN_IF_ERROR(ListenForAdmin());
+  }
+  parts_->health = std::make_unique<Health>(std::vector<grpc::HealthCheckServiceInterface*>{
+      parts_->grpc->GetHealthCheckService(),
+      own_admin ? parts_->admin_grpc->GetHealthCheckService() : nullptr});
+  if (parts_->gate != nullptr) {
+    parts_->gate->Start([acceptor = parts_->acceptor.get()](int listener_fd, int fd) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+      parameters.listener_fd = listener_fd;
+      parameters.fd = fd;
+      acceptor->HandleNewConnection(&parameters);
+    });
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Server::OpenPort(grpc::ServerBuilder& builder) {
+  const auto credentials = grpc::InsecureServerCredentials();
+  std::string address = config_.listen;
+  if (absl::StartsWith(config_.listen, "unix")) {
+    builder.AddListeningPort(config_.listen, credentials);
+  } else {
+    COMOE_ASSIGN_OR_RETURN(parts_->gate,
+                           ConnectionGate::Listen(config_.listen, config_.max_connections, metrics_));
+    address = WithPort(config_.listen, parts_->gate->port());
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    parts_->acceptor = builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, credentials);
+  }
+  parts_->grpc = builder.BuildAndStart();
+  if (parts_->grpc == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", config_.listen, "; choose another with --listen"));
+  }
+  return address;
+}
+
+absl::Status Server::ListenForAdmin() {
+  grpc::ServerBuilder builder;
+  builder.SetOption(std::make_unique<PluginChoice>(/*reflection=*/true, /*channelz=*/true));
+  Configure(config_, &builder);
+  int port = 0;
+  builder.AddListeningPort(config_.admin_listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&parts_->models);
+  builder.RegisterService(&parts_->admin);
+  parts_->admin_grpc = builder.BuildAndStart();
+  if (parts_->admin_grpc == nullptr || (port == 0 && !absl::StartsWith(config_.admin_listen, "unix"))) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", config_.admin_listen,
+                                               ": another process has the port, or the address is not one of "
+                                               "this machine's; choose another with --admin-listen"));
+  }
+  admin_address_ = WithPort(config_.admin_listen, port);
   return absl::OkStatus();
 }
 
@@ -234,14 +306,32 @@ absl::Status Server::Serve(Backend backend) {
     return absl::UnavailableError("the server was told to stop while it started");
   }
   parts_->health->SetServing(true);
+  parts_->watch = std::make_unique<EngineWatch>(*loaded.scheduler, config_.engine_stall_timeout,
+                                                [this](bool silent) { OnEngineSilence(silent); });
   return absl::OkStatus();
+}
+
+void Server::OnEngineSilence(bool silent) {
+  state_.SetStalled(silent);
+  parts_->health->SetServing(!silent);
+  if (silent) {
+    const absl::Status status = absl::UnavailableError(absl::StrCat(
+        "the engine has made no progress for ", absl::FormatDuration(config_.engine_stall_timeout)));
+    for (const std::shared_ptr<Generation>& generation : parts_->registry.All()) {
+      generation->FailByEngine(status);
+    }
+  }
+}
+
+void Server::AnnounceDrain() {
+  if (parts_->health != nullptr) {
+    parts_->health->Shutdown();  // for good: a Serve that is about to say SERVING is too late
+  }
 }
 
 void Server::BeginDrain() {
   state_.SetPhase(Phase::kDraining);
-  if (parts_->health != nullptr) {
-    parts_->health->Shutdown();  // for good: a Serve that is about to say SERVING is too late
-  }
+  AnnounceDrain();
   if (const Backend* backend = state_.backend(); backend != nullptr) {
     backend->scheduler->BeginDrain();
   }
@@ -261,8 +351,16 @@ void Server::Shutdown() {
   const bool idle = state_.WaitUntilIdle(absl::Now() + kTerminalEventTimeout);
   const absl::Duration timeout = idle ? kIdleGrpcShutdownTimeout : kGrpcShutdownTimeout;
   const Watchdog watchdog(timeout + kWatchdogTimeout);
-  parts_->grpc->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
-  parts_->grpc->Wait();
+  parts_->watch.reset();
+  if (parts_->gate != nullptr) {
+    parts_->gate->Stop();
+  }
+  for (grpc::Server* server : {parts_->grpc.get(), parts_->admin_grpc.get()}) {
+    if (server != nullptr) {
+      server->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
+      server->Wait();
+    }
+  }
 }
 
 }  // namespace comoe::server

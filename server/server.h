@@ -18,6 +18,10 @@
 #include "server/config.h"
 #include "server/serving_state.h"
 
+namespace grpc {
+class ServerBuilder;
+}
+
 namespace comoe::server {
 
 // Thread-safe but for destruction.
@@ -34,12 +38,16 @@ class Server {
 
   // HOST:PORT with the port that was bound.
   const std::string& address() const { return address_; }
+  // Of the admin listener; "" if there is none.
+  const std::string& admin_address() const { return admin_address_; }
 
   // Runs a short generation through the scheduler and, when it has answered, serves. Blocks meanwhile. The
   // backend's scheduler and tokenizer outlive Shutdown. UNAVAILABLE when a drain began meanwhile; the
   // warm-up's error if it failed, and nothing is served. Once.
   absl::Status Serve(Backend backend);
 
+  // Health is NOT_SERVING for good, so that balancers send nothing more; what comes anyway is served.
+  void AnnounceDrain();
   void BeginDrain();
   // Blocks until no generation is open or the time has come; true if none is.
   bool WaitUntilIdle(absl::Time until);
@@ -53,12 +61,17 @@ class Server {
 
   Server(const ServerConfig& config, base::MetricsSink& metrics);
   absl::Status Listen();
+  // Binds the data port and starts gRPC behind it; its address.
+  absl::StatusOr<std::string> OpenPort(grpc::ServerBuilder& builder);
+  absl::Status ListenForAdmin();
   absl::Status WarmUp(const Backend& backend);
+  void OnEngineSilence(bool silent);
 
   const ServerConfig config_;
   base::MetricsSink& metrics_;
   ServingState state_;
-  std::string address_;  // constant after Start
+  std::string address_;  // constant after Start, as the next
+  std::string admin_address_;
   std::atomic<bool> shut_down_{false};
   std::unique_ptr<Parts> parts_;  // constant after construction
 };

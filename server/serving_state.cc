@@ -30,6 +30,9 @@ absl::StatusOr<const Backend*> ServingState::Accept() const {
     case Phase::kServing:
       break;
   }
+  if (stalled_.load(std::memory_order_acquire)) {
+    return absl::UnavailableError("the engine makes no progress: try another server");
+  }
   return backend();
 }
 

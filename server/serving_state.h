@@ -40,8 +40,10 @@ class ServingState {
 
   // Null while the model loads. Lives as long as this.
   const Backend* backend() const { return published_.load(std::memory_order_acquire); }
-  // For a new request: the backend, or UNAVAILABLE saying whether the model is loading or the server
-  // draining.
+  // While the engine hangs, new requests are refused.
+  void SetStalled(bool stalled) { stalled_.store(stalled, std::memory_order_release); }
+  // For a new request: the backend, or UNAVAILABLE saying whether the model is loading, the engine
+  // hangs or the server is draining.
   absl::StatusOr<const Backend*> Accept() const;
   // For a question about the model, which a draining server answers too.
   absl::StatusOr<const Backend*> Loaded() const;
@@ -55,6 +57,7 @@ class ServingState {
 
  private:
   std::atomic<Phase> phase_{Phase::kLoading};
+  std::atomic<bool> stalled_{false};
   std::atomic<const Backend*> published_{nullptr};
   std::atomic<std::int64_t> open_generations_{0};  // changed under mutex_, read anywhere
   base::Mutex mutex_;

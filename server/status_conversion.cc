@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <string>
 
+#include "server/error_details.h"
+
 namespace comoe::server {
 namespace {
 
-constexpr std::size_t kMaxMessageBytes = 2048;
+constexpr std::size_t kMaxMessageBytes = 1024;
 
 constexpr std::array<absl::string_view, kNumStatusCodes> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
@@ -20,24 +22,32 @@ int KnownCode(int code) {
   return code >= 0 && code < kNumStatusCodes ? code : static_cast<int>(absl::StatusCode::kUnknown);
 }
 
-std::string CutMessage(absl::string_view message) {
-  if (message.size() <= kMaxMessageBytes) {
-    return std::string(message);
+}  // namespace
+
+std::string CutText(absl::string_view text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) {
+    return std::string(text);
   }
-  std::size_t end = kMaxMessageBytes;
-  while (end > 0 && (static_cast<unsigned char>(message[end]) & 0xC0U) == 0x80U) {
+  std::size_t end = max_bytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
     --end;  // not within a UTF-8 character
   }
-  return std::string(message.substr(0, end)) + "...";
+  return std::string(text.substr(0, end)) + "...";
 }
-
-}  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  return {static_cast<grpc::StatusCode>(KnownCode(status.raw_code())), CutMessage(status.message())};
+  const int code = KnownCode(status.raw_code());
+  const std::string message = CutText(status.message(), kMaxMessageBytes);
+  return {static_cast<grpc::StatusCode>(code), message, SerializeDetails(code, message, status)};
+}
+
+void AddTrailers(const absl::Status& status, grpc::CallbackServerContext* context) {
+  if (status.code() == absl::StatusCode::kUnavailable) {
+    context->AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(RetryDelayMs(status)));
+  }
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {
@@ -55,9 +65,11 @@ absl::Status StatusOfOutcome(const batching::RequestOutcome& outcome) {
   };
   switch (outcome.reason) {
     case Reason::kStopEos:
+    case Reason::kStopString:
     case Reason::kStopToken:
     case Reason::kMaxTokens:
     case Reason::kContextLength:
+    case Reason::kTimeLimit:
       return absl::OkStatus();
     case Reason::kAborted:
       return or_else(absl::CancelledError("the request was aborted"));

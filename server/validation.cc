@@ -1,17 +1,18 @@
 #include "server/validation.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "engine/base/rng.h"
 #include "engine/base/status_macros.h"
+#include "engine/tokenizer/utf8.h"
+#include "server/request_fields.h"
 
 namespace comoe::server {
 namespace {
 
-constexpr std::size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxStopStrings = 16;
 constexpr std::size_t kMaxStopBytes = 256;
 constexpr int kMaxStopTokenIds = 128;
@@ -19,57 +20,24 @@ constexpr std::size_t kMaxLogitBias = 1024;
 constexpr std::size_t kMaxCacheSaltBytes = 64;
 constexpr std::uint32_t kMaxLogprobs = 20;
 
-template <typename Value>
-absl::Status OutOfRange(absl::string_view field, Value value, absl::string_view range) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": it lies in ", range));
-}
-
-absl::Status NotBuilt(absl::string_view field, absl::string_view feature, absl::string_view instead) {
-  return absl::UnimplementedError(
-      absl::StrCat(field, ": ", feature, " is not supported by this server; ", instead));
-}
-
-absl::Status CheckPenalties(const v1::SamplingParams& sampling) {
-  if (sampling.has_repetition_penalty()) {
-    const float value = sampling.repetition_penalty();
-    if (!(0.0F < value && value <= 2.0F)) {
-      return OutOfRange("sampling.repetition_penalty", value, "(0, 2]");
-    }
-    if (value != 1.0F) {
-      return NotBuilt("sampling.repetition_penalty", "a repetition penalty", "leave it absent or 1");
-    }
-  }
-  const auto check = [](absl::string_view field, bool present, float value) {
-    if (present && !(-2.0F <= value && value <= 2.0F)) {
-      return OutOfRange(field, value, "[-2, 2]");
-    }
-    if (present && value != 0.0F) {
-      return NotBuilt(field, "this penalty", "leave it absent or 0");
-    }
-    return absl::OkStatus();
-  };
-  COMOE_RETURN_IF_ERROR(
-      check("sampling.presence_penalty", sampling.has_presence_penalty(), sampling.presence_penalty()));
-  return check("sampling.frequency_penalty", sampling.has_frequency_penalty(), sampling.frequency_penalty());
-}
-
-absl::Status CheckLogitBias(const v1::SamplingParams& sampling, std::int32_t vocab_size) {
+absl::Status ParseLogitBias(const v1::SamplingParams& sampling, std::int32_t vocab_size,
+                            std::vector<api::LogitBias>* out) {
   if (sampling.logit_bias().size() > kMaxLogitBias) {
-    return absl::InvalidArgumentError(absl::StrCat("sampling.logit_bias has ", sampling.logit_bias().size(),
-                                                   " entries: ", kMaxLogitBias, " at most"));
+    return InvalidField("sampling.logit_bias", absl::StrCat("has ", sampling.logit_bias().size(),
+                                                            " entries: ", kMaxLogitBias, " at most"));
   }
   for (const auto& [id, bias] : sampling.logit_bias()) {
+    const std::string field = absl::StrCat("sampling.logit_bias[", id, "]");
     if (id >= static_cast<std::uint32_t>(vocab_size)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("sampling.logit_bias names token ", id, ": the vocabulary has ", vocab_size));
+      return InvalidField(field, absl::StrCat("is of no token: the vocabulary has ", vocab_size));
     }
     if (!(-100.0F <= bias && bias <= 100.0F)) {
-      return OutOfRange(absl::StrCat("sampling.logit_bias[", id, "]"), bias, "[-100, 100]");
+      return OutOfRange(field, bias, "[-100, 100]");
     }
+    out->push_back({static_cast<base::TokenId>(id), bias});
   }
-  if (!sampling.logit_bias().empty()) {
-    return NotBuilt("sampling.logit_bias", "a logit bias", "leave it empty");
-  }
+  std::sort(out->begin(), out->end(),
+            [](const api::LogitBias& a, const api::LogitBias& b) { return a.id < b.id; });
   return absl::OkStatus();
 }
 
@@ -88,105 +56,129 @@ absl::StatusOr<api::SamplingParams> ParseSampling(const v1::SamplingParams& samp
   if (sampling.has_min_p()) {
     out.min_p = sampling.min_p();
   }
+  if (sampling.has_repetition_penalty()) {
+    out.repetition_penalty = sampling.repetition_penalty();
+  }
+  if (sampling.has_presence_penalty()) {
+    out.presence_penalty = sampling.presence_penalty();
+  }
+  if (sampling.has_frequency_penalty()) {
+    out.frequency_penalty = sampling.frequency_penalty();
+  }
   out.seed = sampling.has_seed() ? sampling.seed() : base::DrawSeed();
+  COMOE_RETURN_IF_ERROR(ParseLogitBias(sampling, model.vocab_size, &out.logit_bias));
   if (const absl::Status status = api::ValidateSamplingParams(out, model.vocab_size); !status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("sampling.", status.message()));
-  }
-  COMOE_RETURN_IF_ERROR(CheckPenalties(sampling));
-  COMOE_RETURN_IF_ERROR(CheckLogitBias(sampling, model.vocab_size));
-  if (sampling.has_n() && sampling.n() == 0) {
-    return absl::InvalidArgumentError("sampling.n is 0: it is at least 1");
-  }
-  if (sampling.has_n() && sampling.n() > 1) {
-    return NotBuilt("sampling.n", "more than one completion a request", "send the request as often");
+    const absl::string_view message = status.message();  // "top_p is ..."
+    const std::size_t space = std::min(message.find(' '), message.size());
+    return InvalidField(absl::StrCat("sampling.", message.substr(0, space)),
+                        message.substr(std::min(space + 1, message.size())));
   }
   return out;
 }
 
-absl::Status CheckStopStrings(const v1::StoppingParams& stopping) {
+absl::StatusOr<std::int64_t> ParseNumChoices(const v1::SamplingParams& sampling, const Limits& limits) {
+  const std::int64_t n = sampling.has_n() ? sampling.n() : 1;
+  if (n < 1) {
+    return InvalidField("sampling.n", "is 0: it is at least 1");
+  }
+  if (n > limits.max_choices) {
+    return NotBuilt("sampling.n", absl::StrCat("more than ", limits.max_choices, " completions a request"),
+                    "send more requests");
+  }
+  return n;
+}
+
+absl::Status ParseStopStrings(const v1::StoppingParams& stopping, const RequestBounds& bounds,
+                              std::vector<std::string>* out) {
   if (stopping.stop_size() > kMaxStopStrings) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stopping.stop has ", stopping.stop_size(), " strings: ", kMaxStopStrings, " at most"));
+    return InvalidField("stopping.stop", absl::StrCat("has ", stopping.stop_size(),
+                                                      " strings: ", kMaxStopStrings, " at most"));
   }
   for (int i = 0; i < stopping.stop_size(); ++i) {
-    const std::size_t bytes = stopping.stop(i).size();
-    if (bytes == 0 || bytes > kMaxStopBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("stopping.stop[", i, "] has ", bytes, " bytes: 1 to ", kMaxStopBytes));
+    const std::string& stop = stopping.stop(i);
+    const std::string field = absl::StrCat("stopping.stop[", i, "]");
+    if (stop.empty() || stop.size() > kMaxStopBytes) {
+      return InvalidField(field, absl::StrCat("has ", stop.size(), " bytes: 1 to ", kMaxStopBytes));
     }
+    if (!tokenizer::IsValidUtf8(stop)) {
+      return InvalidField(field, "is not UTF-8");
+    }
+    out->push_back(stop);
   }
-  if (stopping.stop_size() > 0) {
-    return NotBuilt("stopping.stop", "stopping at strings", "use stopping.stop_token_ids");
+  if (!out->empty() && !bounds.has_tokenizer) {
+    return WithField(
+        absl::FailedPreconditionError(
+            "stopping.stop: the model has no tokenizer, so there is no text; use stop_token_ids"),
+        "stopping.stop");
   }
   return absl::OkStatus();
 }
 
-absl::Status ParseStopping(const v1::StoppingParams& stopping, const api::ModelInfo& model,
+absl::Status ParseStopping(const v1::StoppingParams& stopping, const RequestBounds& bounds,
                            GenerationSpec* spec) {
   batching::StopConditions& stop = spec->request.stop;
-  spec->max_tokens_given = stopping.has_max_tokens();
-  if (stopping.has_max_tokens()) {
-    if (stopping.max_tokens() == 0) {
-      return absl::InvalidArgumentError("stopping.max_tokens is 0: it is at least 1");
-    }
-    stop.max_tokens = stopping.max_tokens();
-    if (stopping.min_tokens() > stopping.max_tokens()) {
-      return OutOfRange("stopping.min_tokens", stopping.min_tokens(), "[0, stopping.max_tokens]");
-    }
+  // Where less is left of the context, the scheduler ends it there and says so.
+  stop.max_tokens =
+      stopping.has_max_tokens() ? std::int64_t{stopping.max_tokens()} : bounds.limits.default_max_tokens;
+  if (stop.max_tokens == 0) {
+    return InvalidField("stopping.max_tokens", "is 0: it is at least 1");
   }
-  if (stopping.min_tokens() > 0) {
-    return NotBuilt("stopping.min_tokens", "a least number of tokens",
-                    "use stopping.ignore_eos with max_tokens");
+  stop.min_tokens = stopping.min_tokens();
+  if (stop.min_tokens > stop.max_tokens) {
+    return OutOfRange("stopping.min_tokens", stop.min_tokens,
+                      absl::StrCat("[0, stopping.max_tokens], which is ", stop.max_tokens));
   }
-  COMOE_RETURN_IF_ERROR(CheckStopStrings(stopping));
+  COMOE_RETURN_IF_ERROR(ParseStopStrings(stopping, bounds, &spec->stop_strings));
   if (stopping.stop_token_ids_size() > kMaxStopTokenIds) {
-    return absl::InvalidArgumentError(absl::StrCat("stopping.stop_token_ids has ",
-                                                   stopping.stop_token_ids_size(), " ids: ", kMaxStopTokenIds,
-                                                   " at most"));
+    return InvalidField("stopping.stop_token_ids", absl::StrCat("has ", stopping.stop_token_ids_size(),
+                                                                " ids: ", kMaxStopTokenIds, " at most"));
   }
-  COMOE_ASSIGN_OR_RETURN(stop.stop_token_ids,
-                         ToTokenIds("stopping.stop_token_ids", stopping.stop_token_ids(), model.vocab_size));
+  COMOE_ASSIGN_OR_RETURN(stop.stop_token_ids, ToTokenIds("stopping.stop_token_ids", stopping.stop_token_ids(),
+                                                         bounds.model.vocab_size));
   stop.ignore_eos = stopping.ignore_eos();
   spec->output.include_stop_in_output = stopping.include_stop_in_output();
   if (stopping.has_time_limit()) {
-    const google::protobuf::Duration& limit = stopping.time_limit();
-    if (limit.seconds() < 0 || limit.nanos() < 0 || (limit.seconds() == 0 && limit.nanos() == 0)) {
-      return absl::InvalidArgumentError("stopping.time_limit must be above 0");
-    }
-    return NotBuilt("stopping.time_limit", "a time limit", "set a deadline on the RPC");
+    COMOE_ASSIGN_OR_RETURN(spec->request.time_limit,
+                           ToDuration("stopping.time_limit", stopping.time_limit(), 1));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckUnbuiltOutput(const v1::OutputOptions& output) {
+absl::Status ParseLogprobs(const v1::OutputOptions& output, GenerationSpec* spec) {
   if (output.logprobs() > kMaxLogprobs) {
     return OutOfRange("output.logprobs", output.logprobs(), "[0, 20]");
   }
   if (output.prompt_logprobs() > kMaxLogprobs) {
     return OutOfRange("output.prompt_logprobs", output.prompt_logprobs(), "[0, 20]");
   }
-  if (output.return_logprobs() || output.logprobs() > 0) {
-    return NotBuilt("output.return_logprobs", "returning log-probabilities", "leave logprobs at 0");
+  spec->output.return_logprobs = output.return_logprobs() || output.logprobs() > 0;
+  if (spec->output.return_logprobs) {
+    spec->request.top_logprobs = static_cast<std::int32_t>(output.logprobs());
   }
   if (output.prompt_logprobs() > 0) {
-    return NotBuilt("output.prompt_logprobs", "returning log-probabilities of the prompt", "leave it 0");
+    spec->request.prompt_logprobs = static_cast<std::int32_t>(output.prompt_logprobs());
   }
-  if (output.echo_prompt()) {
-    return NotBuilt("output.echo_prompt", "echoing the prompt", "put it before the text yourself");
+  return absl::OkStatus();
+}
+
+// After ParseStopping: what contradicts prefill_only is looked for.
+absl::Status ParsePrefillOnly(const v1::OutputOptions& output, GenerationSpec* spec) {
+  spec->request.prefill_only = output.prefill_only();
+  if (output.prefill_only() && spec->num_choices > 1) {
+    return InvalidField("sampling.n", "is above 1, and with output.prefill_only there is nothing to choose");
   }
-  if (output.truncate_prompt_tokens() > 0) {
-    return NotBuilt("output.truncate_prompt_tokens", "truncating a prompt",
-                    "use Tokenize and send the ids that shall stay");
-  }
-  if (output.prefill_only()) {
-    return NotBuilt("output.prefill_only", "running a prompt without generating", "use max_tokens 1");
+  if (output.prefill_only() && spec->request.stop.min_tokens > 0) {
+    return InvalidField("stopping.min_tokens", "is above 0, and with output.prefill_only there is no token");
   }
   return absl::OkStatus();
 }
 
 absl::Status ParseOutput(const v1::OutputOptions& output, const RequestBounds& bounds, GenerationSpec* spec) {
-  COMOE_RETURN_IF_ERROR(CheckUnbuiltOutput(output));
-  if ((output.return_text() || output.return_token_pieces()) && !bounds.has_tokenizer) {
+  COMOE_RETURN_IF_ERROR(ParseLogprobs(output, spec));
+  COMOE_RETURN_IF_ERROR(ParsePrefillOnly(output, spec));
+  spec->truncate_prompt_tokens = output.truncate_prompt_tokens();
+  if ((output.return_text() || output.return_token_pieces() || output.echo_prompt()) &&
+      !bounds.has_tokenizer) {
     return absl::FailedPreconditionError("output: the model has no tokenizer, so there is no text");
   }
   spec->output.return_token_pieces = output.return_token_pieces();
@@ -194,6 +186,10 @@ absl::Status ParseOutput(const v1::OutputOptions& output, const RequestBounds& b
     spec->output.return_token_ids = output.return_token_ids();
   }
   spec->output.return_text = output.has_return_text() ? output.return_text() : bounds.has_tokenizer;
+  spec->output.echo_prompt = output.echo_prompt();
+  if (output.echo_prompt() && !spec->output.return_text) {
+    return InvalidField("output.echo_prompt", "is true and output.return_text false: the echo is text");
+  }
   if (output.has_skip_special_tokens()) {
     spec->output.skip_special_tokens = output.skip_special_tokens();
   }
@@ -203,85 +199,54 @@ absl::Status ParseOutput(const v1::OutputOptions& output, const RequestBounds& b
   return absl::OkStatus();
 }
 
-// Whole features that are not there, after the ranges of their fields.
-absl::Status CheckUnbuiltFeatures(const v1::GenerateRequest& request) {
+absl::Status ParseOrder(const v1::GenerateRequest& request, batching::Request* out) {
   if (request.priority() < -100 || request.priority() > 100) {
     return OutOfRange("priority", request.priority(), "[-100, 100]");
   }
   if (request.cache_salt().size() > kMaxCacheSaltBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("cache_salt has ", request.cache_salt().size(),
+    return InvalidField("cache_salt", absl::StrCat("has ", request.cache_salt().size(),
                                                    " bytes: ", kMaxCacheSaltBytes, " at most"));
   }
+  out->priority = request.priority();
+  out->cache_salt = request.cache_salt();
+  return absl::OkStatus();
+}
+
+// Whole features that are not there.
+absl::Status CheckUnbuiltFeatures(const v1::GenerateRequest& request) {
   if (request.has_structured()) {
     if (request.structured().constraint_case() == v1::StructuredOutput::CONSTRAINT_NOT_SET) {
-      return absl::InvalidArgumentError("structured names no constraint");
+      return InvalidField("structured", "names no constraint");
     }
     return NotBuilt("structured", "structured output", "leave it absent for free text");
   }
   if (!request.lora_adapter().empty()) {
     return NotBuilt("lora_adapter", "LoRA", "leave it empty for the model as it is");
   }
-  if (request.priority() != 0) {
-    return NotBuilt("priority", "a request priority", "leave it 0: requests run in order of arrival");
-  }
-  if (!request.cache_salt().empty()) {
-    return NotBuilt("cache_salt", "a prefix cache", "leave it empty: nothing is shared between requests");
-  }
   return absl::OkStatus();
 }
 
-std::string MakeRequestId() {
-  const std::uint64_t a = base::DrawSeed();
-  const std::uint64_t b = base::DrawSeed();
-  // As a UUID of version 4 is written.
-  return absl::StrFormat("%08x-%04x-4%03x-%04x-%012x", a >> 32, (a >> 16) & 0xFFFF, a & 0xFFF,
-                         0x8000 | ((b >> 48) & 0x3FFF), b & 0xFFFFFFFFFFFF);
+absl::Status ParseStreamOptions(const v1::StreamOptions& stream, const Limits& limits, OutputSpec* output) {
+  if (stream.has_min_chunk_tokens()) {
+    output->min_chunk_tokens = stream.min_chunk_tokens();
+    if (!(1 <= output->min_chunk_tokens && output->min_chunk_tokens <= limits.max_stream_backlog_tokens)) {
+      return OutOfRange("stream.min_chunk_tokens", output->min_chunk_tokens,
+                        absl::StrCat("[1, ", limits.max_stream_backlog_tokens, "]"));
+    }
+  }
+  COMOE_ASSIGN_OR_RETURN(const absl::Duration delay,
+                         ToDuration("stream.max_chunk_delay", stream.max_chunk_delay(), 0));
+  if (delay > absl::ZeroDuration()) {
+    output->max_chunk_delay = delay;
+  }
+  if (stream.has_include_usage_every_chunk()) {
+    output->include_usage_every_chunk = stream.include_usage_every_chunk();
+  }
+  output->include_timing = stream.include_timing();
+  return absl::OkStatus();
 }
 
 }  // namespace
-
-absl::Status CheckModel(absl::string_view name, const api::ModelInfo& model) {
-  if (name.empty() || name == absl::string_view(model.name)) {
-    return absl::OkStatus();
-  }
-  return absl::NotFoundError(
-      absl::StrCat("model '", name.substr(0, 128), "' is not served here; '", model.name, "' is"));
-}
-
-absl::Status CheckTextBytes(absl::string_view field, absl::string_view text, const Limits& limits) {
-  if (text.size() > static_cast<std::size_t>(limits.max_prompt_bytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, " has ", text.size(), " bytes: ", limits.max_prompt_bytes, " at most"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<base::TokenId>> ToTokenIds(
-    absl::string_view field, const google::protobuf::RepeatedField<std::uint32_t>& ids,
-    std::int32_t vocab_size) {
-  std::vector<base::TokenId> out;
-  out.reserve(static_cast<std::size_t>(ids.size()));
-  for (int i = 0; i < ids.size(); ++i) {
-    if (ids.Get(i) >= static_cast<std::uint32_t>(vocab_size)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field, "[", i, "] is ", ids.Get(i), ": the vocabulary has ", vocab_size, " tokens"));
-    }
-    out.push_back(static_cast<base::TokenId>(ids.Get(i)));
-  }
-  return out;
-}
-
-absl::Status CheckRequestId(absl::string_view field, absl::string_view id) {
-  constexpr absl::string_view kAllowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
-  if (id.empty() || id.size() > kMaxRequestIdBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, " has ", id.size(), " bytes: 1 to ", kMaxRequestIdBytes));
-  }
-  if (id.find_first_not_of(kAllowed) != absl::string_view::npos) {
-    return absl::InvalidArgumentError(absl::StrCat(field, " holds a character outside [A-Za-z0-9._:-]"));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<GenerationSpec> ParseGenerateRequest(const v1::GenerateRequest& request,
                                                     const RequestBounds& bounds) {
@@ -293,10 +258,11 @@ absl::StatusOr<GenerationSpec> ParseGenerateRequest(const v1::GenerateRequest& r
   spec.request.id = request.request_id().empty() ? MakeRequestId() : request.request_id();
   switch (request.prompt_case()) {
     case v1::GenerateRequest::PROMPT_NOT_SET:
-      return absl::InvalidArgumentError("prompt is missing: text or tokens is required");
+      return InvalidField("prompt", "is missing: text or tokens is required");
     case v1::GenerateRequest::kText:
       if (!bounds.has_tokenizer) {
-        return absl::FailedPreconditionError("text: the model has no tokenizer; send tokens");
+        return WithField(absl::FailedPreconditionError("text: the model has no tokenizer; send tokens"),
+                         "text");
       }
       COMOE_RETURN_IF_ERROR(CheckTextBytes("text", request.text(), bounds.limits));
       spec.prompt_is_text = true;
@@ -305,8 +271,10 @@ absl::StatusOr<GenerationSpec> ParseGenerateRequest(const v1::GenerateRequest& r
       break;
   }
   COMOE_ASSIGN_OR_RETURN(spec.request.sampling, ParseSampling(request.sampling(), bounds.model));
-  COMOE_RETURN_IF_ERROR(ParseStopping(request.stopping(), bounds.model, &spec));
+  COMOE_ASSIGN_OR_RETURN(spec.num_choices, ParseNumChoices(request.sampling(), bounds.limits));
+  COMOE_RETURN_IF_ERROR(ParseStopping(request.stopping(), bounds, &spec));
   COMOE_RETURN_IF_ERROR(ParseOutput(request.output(), bounds, &spec));
+  COMOE_RETURN_IF_ERROR(ParseOrder(request, &spec.request));
   COMOE_RETURN_IF_ERROR(CheckUnbuiltFeatures(request));
   if (!spec.prompt_is_text) {
     COMOE_ASSIGN_OR_RETURN(std::vector<base::TokenId> tokens,
@@ -318,52 +286,63 @@ absl::StatusOr<GenerationSpec> ParseGenerateRequest(const v1::GenerateRequest& r
 
 absl::StatusOr<GenerationSpec> ParseGenerateStreamRequest(const v1::GenerateStreamRequest& request,
                                                           const RequestBounds& bounds) {
-  const v1::StreamOptions& stream = request.stream();
-  if (stream.has_min_chunk_tokens() && stream.min_chunk_tokens() == 0) {
-    return absl::InvalidArgumentError("stream.min_chunk_tokens is 0: it is at least 1");
+  absl::StatusOr<GenerationSpec> spec = ParseGenerateRequest(request.request(), bounds);
+  if (!spec.ok()) {
+    return PrefixField(spec.status(), "request.");
   }
-  if (stream.has_min_chunk_tokens() && stream.min_chunk_tokens() > 1) {
-    return NotBuilt("stream.min_chunk_tokens", "gathering tokens", "leave it absent or 1");
-  }
-  const google::protobuf::Duration& delay = stream.max_chunk_delay();
-  if (delay.seconds() < 0 || delay.nanos() < 0) {
-    return absl::InvalidArgumentError("stream.max_chunk_delay is below 0");
-  }
-  if (delay.seconds() > 0 || delay.nanos() > 0) {
-    return NotBuilt("stream.max_chunk_delay", "gathering tokens", "leave it absent or 0");
-  }
-  COMOE_ASSIGN_OR_RETURN(GenerationSpec spec, ParseGenerateRequest(request.request(), bounds));
-  if (stream.has_include_usage_every_chunk()) {
-    spec.output.include_usage_every_chunk = stream.include_usage_every_chunk();
-  }
-  spec.output.include_timing = stream.include_timing();
+  COMOE_RETURN_IF_ERROR(ParseStreamOptions(request.stream(), bounds.limits, &spec->output));
   return spec;
 }
 
 absl::Status SetPrompt(std::vector<base::TokenId> prompt, const RequestBounds& bounds, GenerationSpec* spec) {
-  const auto length = static_cast<std::int64_t>(prompt.size());
-  if (length == 0) {
-    return absl::InvalidArgumentError("the prompt is empty: it needs at least one token");
+  // The oneof: whichever of its fields gave the tokens.
+  constexpr absl::string_view kField = "prompt";
+  if (prompt.empty()) {
+    return WithField(absl::InvalidArgumentError("the prompt is empty: it needs at least one token"), kField);
   }
-  if (length >= bounds.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", length, " tokens: at most ",
-                                                   bounds.max_positions - 1,
-                                                   " fit, and one position is left for the completion"));
+  if (const auto keep = static_cast<std::size_t>(spec->truncate_prompt_tokens);
+      keep > 0 && prompt.size() > keep) {
+    prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(keep));
+  }
+  const auto length = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t for_completion = spec->request.prefill_only ? 0 : 1;
+  if (length + for_completion > bounds.max_positions) {
+    return WithField(
+        absl::InvalidArgumentError(absl::StrCat(
+            "the prompt has ", length, " tokens: at most ", bounds.max_positions - for_completion, " fit",
+            for_completion > 0 ? ", and one position is left for the completion" : "")),
+        kField);
   }
   spec->request.prompt = std::move(prompt);
-  if (!spec->max_tokens_given) {
-    // Where less is left of the context, the scheduler ends it there and says so.
-    spec->request.stop.max_tokens = bounds.limits.default_max_tokens;
-  }
   return absl::OkStatus();
 }
 
 std::vector<std::string> Features(bool has_tokenizer) {
-  std::vector<std::string> features = {"tokens", "greedy",         "temperature", "top_p",
-                                       "top_k",  "min_p",          "seed",        "max_tokens",
-                                       "abort",  "stop_token_ids", "ignore_eos",  "streaming"};
+  std::vector<std::string> features = {"tokens",
+                                       "greedy",
+                                       "temperature",
+                                       "top_p",
+                                       "top_k",
+                                       "min_p",
+                                       "repetition_penalty",
+                                       "presence_penalty",
+                                       "frequency_penalty",
+                                       "logit_bias",
+                                       "seed",
+                                       "n",
+                                       "max_tokens",
+                                       "min_tokens",
+                                       "stop_token_ids",
+                                       "ignore_eos",
+                                       "time_limit",
+                                       "logprobs",
+                                       "prompt_logprobs",
+                                       "truncate_prompt_tokens",
+                                       "prefill_only",
+                                       "abort",
+                                       "streaming"};
   if (has_tokenizer) {
-    features.insert(features.begin(), {"text", "tokenize", "detokenize"});
+    features.insert(features.begin(), {"text", "tokenize", "detokenize", "stop", "echo_prompt"});
   }
   return features;
 }

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "comoe/v1/inference.pb.h"
 #include "engine/api/model_info.h"
 #include "engine/base/ids.h"
@@ -32,16 +32,23 @@ struct OutputSpec {
   bool return_token_pieces = false;
   bool skip_special_tokens = true;
   bool include_stop_in_output = false;
+  bool echo_prompt = false;
+  bool return_logprobs = false;
   bool include_usage_every_chunk = true;  // streams
   bool include_timing = true;             // streams only if asked for
+  // Streams gather tokens until there are that many, but no longer than the delay after the first of them.
+  std::int64_t min_chunk_tokens = 1;
+  absl::Duration max_chunk_delay = absl::InfiniteDuration();
 };
 
 struct GenerationSpec {
   batching::Request
-      request;  // without `received` and `deadline`; its prompt and max_tokens only after SetPrompt
+      request;  // of choice 0; without `received` and `deadline`; with its prompt only after SetPrompt
   bool prompt_is_text = false;  // the caller tokenises GenerateRequest.text
   bool add_special_tokens = true;
-  bool max_tokens_given = false;
+  std::int64_t truncate_prompt_tokens = 0;  // keep that many of the last; 0: all
+  std::int64_t num_choices = 1;
+  std::vector<std::string> stop_strings;
   OutputSpec output;
 };
 
@@ -51,23 +58,12 @@ struct GenerationSpec {
 // tokenizer.
 absl::StatusOr<GenerationSpec> ParseGenerateRequest(const v1::GenerateRequest& request,
                                                     const RequestBounds& bounds);
-// The same for a stream.
+// The same for a stream; paths of fields begin with "request." or "stream.".
 absl::StatusOr<GenerationSpec> ParseGenerateStreamRequest(const v1::GenerateStreamRequest& request,
                                                           const RequestBounds& bounds);
 
-// Gives the spec its prompt, checks its length and fills in a default max_tokens. INVALID_ARGUMENT: empty or
-// too long.
+// Gives the spec its prompt, cut as it says, and checks the length. INVALID_ARGUMENT: empty or too long.
 absl::Status SetPrompt(std::vector<base::TokenId> prompt, const RequestBounds& bounds, GenerationSpec* spec);
-
-// "" and the served model's name are fine; NOT_FOUND names what is served.
-absl::Status CheckModel(absl::string_view name, const api::ModelInfo& model);
-absl::Status CheckTextBytes(absl::string_view field, absl::string_view text, const Limits& limits);
-// Token ids of a message, each checked against the vocabulary.
-absl::StatusOr<std::vector<base::TokenId>> ToTokenIds(
-    absl::string_view field, const google::protobuf::RepeatedField<std::uint32_t>& ids,
-    std::int32_t vocab_size);
-// 1 to 128 bytes of [A-Za-z0-9._:-].
-absl::Status CheckRequestId(absl::string_view field, absl::string_view id);
 
 // What this server does, as GetModel lists it.
 std::vector<std::string> Features(bool has_tokenizer);

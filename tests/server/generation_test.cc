@@ -1,197 +1,13 @@
-#include "server/generation.h"
-
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "engine/tokenizer/utf8.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
-#include "tests/server/test_util.h"
-#include "tests/support/recording_metrics.h"
+#include "tests/server/generation_fixture.h"
 
 namespace comoe::server {
 namespace {
-
-using ::testing::HasSubstr;
-
-// A stream's other end. Writes complete at once, or when the test says so.
-class FakeStream final : public StreamTransport {
- public:
-  void Write(const v1::GenerateStreamResponse& message) override {
-    Generation* generation = nullptr;
-    {
-      base::MutexLock lock(&mutex_);
-      EXPECT_FALSE(writing_) << "two writes at once";
-      EXPECT_FALSE(status_.has_value()) << "a write after the end";
-      messages_.push_back(message);
-      writing_ = true;
-      generation = held_ ? nullptr : generation_;
-    }
-    if (generation != nullptr) {
-      Complete(true);
-    }
-  }
-  void WriteAndFinish(const v1::GenerateStreamResponse& message, const absl::Status& status) override {
-    {
-      base::MutexLock lock(&mutex_);
-      messages_.push_back(message);
-    }
-    Finish(status);
-  }
-  void Finish(const absl::Status& status) override {
-    base::MutexLock lock(&mutex_);
-    EXPECT_FALSE(writing_) << "finished with a write in flight";
-    EXPECT_FALSE(status_.has_value()) << "finished twice";
-    status_ = status;
-  }
-  // As gRPC does: the call is cancelled, which fails the write.
-  void Abandon() override {
-    {
-      base::MutexLock lock(&mutex_);
-      abandoned_ = true;
-    }
-    generation_->Cancel();
-    Complete(false);
-  }
-
-  void Complete(bool ok) {
-    {
-      base::MutexLock lock(&mutex_);
-      if (!std::exchange(writing_, false)) {
-        return;
-      }
-    }
-    generation_->WriteDone(ok);
-  }
-  void Hold(bool held) {
-    base::MutexLock lock(&mutex_);
-    held_ = held;
-  }
-  bool writing() {
-    base::MutexLock lock(&mutex_);
-    return writing_;
-  }
-  bool abandoned() {
-    base::MutexLock lock(&mutex_);
-    return abandoned_;
-  }
-  std::vector<v1::GenerateStreamResponse> messages() {
-    base::MutexLock lock(&mutex_);
-    return messages_;
-  }
-  absl::Status WaitEnd() {
-    EXPECT_TRUE(Eventually([this] {
-      base::MutexLock lock(&mutex_);
-      return status_.has_value();
-    }));
-    base::MutexLock lock(&mutex_);
-    return status_.value_or(absl::UnknownError("it did not end"));
-  }
-
-  Generation* generation_ = nullptr;  // set before Start
-
- private:
-  base::Mutex mutex_;
-  std::vector<v1::GenerateStreamResponse> messages_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool held_ ABSL_GUARDED_BY(mutex_) = false;
-  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
-};
-
-class FakeUnary final : public UnaryTransport {
- public:
-  v1::GenerateResponse& response() override { return response_; }
-  void Finish(const absl::Status& status) override {
-    base::MutexLock lock(&mutex_);
-    EXPECT_FALSE(status_.has_value()) << "finished twice";
-    status_ = status;
-  }
-  absl::Status WaitEnd() {
-    EXPECT_TRUE(Eventually([this] {
-      base::MutexLock lock(&mutex_);
-      return status_.has_value();
-    }));
-    base::MutexLock lock(&mutex_);
-    return status_.value_or(absl::UnknownError("it did not end"));
-  }
-
- private:
-  base::Mutex mutex_;
-  v1::GenerateResponse response_;
-  std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
-};
-
-class GenerationTest : public ::testing::Test {
- protected:
-  GenerationTest() : engine_(EngineFor(*tokenizer_)) {
-    scheduler_ = batching::MakeScheduler(engine_, {}, sink_);
-    state_.SetBackend(BackendOf(engine_, *scheduler_, tokenizer_.get()));
-    state_.SetPhase(Phase::kServing);
-  }
-  ~GenerationTest() override {
-    engine_.Release();
-    scheduler_->Stop(absl::Now());
-    EXPECT_THAT(engine_.violations(), ::testing::IsEmpty());
-  }
-
-  static v1::GenerateStreamRequest Request(std::uint32_t max_tokens, const std::string& id = "") {
-    v1::GenerateStreamRequest request;
-    request.mutable_request()->set_request_id(id);
-    request.mutable_request()->set_text("Call me Ishmael");
-    request.mutable_request()->mutable_sampling()->set_seed(7);
-    request.mutable_request()->mutable_stopping()->set_max_tokens(max_tokens);
-    return request;
-  }
-  std::shared_ptr<StreamGeneration> Start(const v1::GenerateStreamRequest& request, FakeStream& stream,
-                                          absl::Time deadline = absl::InfiniteFuture()) {
-    auto generation = std::make_shared<StreamGeneration>(request, stream, deadline, services_);
-    stream.generation_ = generation.get();
-    generation->Start();
-    return generation;
-  }
-  double Requests(const std::string& code, const std::string& reason,
-                  const std::string& method = "GenerateStream") {
-    return sink_.Value("requests_total{code=\"" + code + "\",finish_reason=\"" + reason + "\",method=\"" +
-                       method + "\"}");
-  }
-
-  const std::unique_ptr<tokenizer::Tokenizer> tokenizer_ = LoadDemoTokenizer();
-  testing::RecordingMetrics sink_;
-  testing::FakeEngine engine_;
-  std::unique_ptr<batching::Scheduler> scheduler_;
-  ServingState state_;
-  Limits limits_;
-  RequestMetrics metrics_{sink_};
-  WorkerPool workers_{2, "tokenizer", 64};
-  OutputThreads output_{1, "output"};
-  const GenerationServices services_{state_, workers_, output_, metrics_, limits_};
-};
-
-struct StreamContent {
-  std::string text;
-  std::vector<std::uint32_t> ids;
-  int num_started = 0;
-  int num_finished = 0;
-};
-
-StreamContent Join(const std::vector<v1::GenerateStreamResponse>& messages) {
-  StreamContent content;
-  for (const v1::GenerateStreamResponse& message : messages) {
-    content.num_started += message.has_started() ? 1 : 0;
-    content.num_finished += message.has_finished() ? 1 : 0;
-    EXPECT_TRUE(tokenizer::IsValidUtf8(message.delta().text()));
-    content.text += message.delta().text();
-    content.ids.insert(content.ids.end(), message.delta().token_ids().begin(),
-                       message.delta().token_ids().end());
-  }
-  return content;
-}
 
 TEST_F(GenerationTest, AStreamStartsGoesOnAndEndsOnce) {
   const v1::GenerateStreamRequest request = Request(40, "me");
@@ -225,9 +41,7 @@ TEST_F(GenerationTest, UnaryAndStreamGiveTheSame) {
   const auto streamed = Start(request, stream);
   ASSERT_TRUE(stream.WaitEnd().ok());
   FakeUnary unary;
-  const auto whole =
-      std::make_shared<UnaryGeneration>(request.request(), unary, absl::InfiniteFuture(), services_);
-  whole->Start();
+  const auto whole = StartUnary(request, unary);
   ASSERT_TRUE(unary.WaitEnd().ok());
   const StreamContent content = Join(stream.messages());
   ASSERT_EQ(unary.response().choices_size(), 1);
@@ -244,18 +58,14 @@ TEST_F(GenerationTest, UnaryAndStreamGiveTheSame) {
 TEST_F(GenerationTest, AStopTokenIsCountedAndNotShown) {
   FakeUnary first;
   v1::GenerateStreamRequest request = Request(10);
-  const auto whole =
-      std::make_shared<UnaryGeneration>(request.request(), first, absl::InfiniteFuture(), services_);
-  whole->Start();
+  const auto whole = StartUnary(request, first);
   ASSERT_TRUE(first.WaitEnd().ok());
   const std::uint32_t stop = first.response().choices(0).token_ids(4);
 
   request.mutable_request()->mutable_stopping()->add_stop_token_ids(stop);
   request.mutable_request()->mutable_output()->set_return_token_pieces(true);
   FakeUnary second;
-  const auto stopped =
-      std::make_shared<UnaryGeneration>(request.request(), second, absl::InfiniteFuture(), services_);
-  stopped->Start();
+  const auto stopped = StartUnary(request, second);
   ASSERT_TRUE(second.WaitEnd().ok());
   const v1::GenerateResponse::Choice& choice = second.response().choices(0);
   EXPECT_EQ(choice.finish_reason(), v1::FINISH_REASON_STOP_TOKEN);
@@ -474,7 +284,7 @@ TEST_F(GenerationTest, WhileDrainingNewRequestsAreRefused) {
 
 TEST_F(GenerationTest, AFullPoolRefuses) {
   WorkerPool none(1, "none", 0);
-  const GenerationServices services = {state_, none, output_, metrics_, limits_};
+  const GenerationServices services = {state_, none, output_, metrics_, limits_, registry_, backlog_};
   const v1::GenerateStreamRequest request = Request(5);
   FakeStream stream;
   const auto generation =

@@ -132,7 +132,7 @@ TEST(RequestMetrics, EveryEndIsCountedOnce) {
   Terminal done;
   done.method = Method::kGenerate;
   done.finish_reason = batching::FinishReason::kMaxTokens;
-  done.end_to_end = absl::Seconds(2);
+  done.elapsed = absl::Seconds(2);
   done.per_output_token = absl::Milliseconds(5);
   metrics.RecordTerminal(done);
   metrics.RecordTerminal(done);

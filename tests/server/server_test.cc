@@ -201,6 +201,69 @@ TEST_F(ServerTest, AClientThatLeavesFreesItsRequest) {
   EXPECT_TRUE(server_->WaitUntilIdle(absl::Now() + absl::Seconds(30)));
 }
 
+TEST_F(ServerTest, AnEngineThatHangsIsNotServingUntilItGoesOn) {
+  config_.engine_stall_timeout = absl::Milliseconds(200);
+  server_ = Server::Start(config_, sink_).value();
+  channel_ = ::grpc::CreateChannel(server_->address(), ::grpc::InsecureChannelCredentials());
+  inference_ = v1::InferenceService::NewStub(channel_);
+  ASSERT_TRUE(Serve().ok());
+  engine_.Hold();
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = Request(5);
+  const auto context = Context();
+  const auto reader = inference_->GenerateStream(context.get(), request);
+  ASSERT_TRUE(engine_.WaitHeld());
+  const auto is = [this](health::HealthCheckResponse::ServingStatus status) {
+    return Eventually([&] { return Health(kInferenceServiceName) == status && Health("") == status; });
+  };
+  EXPECT_TRUE(is(health::HealthCheckResponse::NOT_SERVING));
+  v1::GenerateStreamResponse event;
+  while (reader->Read(&event)) {
+  }
+  EXPECT_EQ(event.finished().finish_reason(), v1::FINISH_REASON_ERROR);
+  const ::grpc::Status ended = reader->Finish();
+  EXPECT_EQ(ended.error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_THAT(ended.error_message(), HasSubstr("no progress"));
+  v1::GenerateResponse response;
+  EXPECT_EQ(Generate(Request(3), &response).error_code(), StatusCode::UNAVAILABLE)
+      << "others are refused meanwhile";
+  engine_.Release();
+  EXPECT_TRUE(is(health::HealthCheckResponse::SERVING));
+  EXPECT_TRUE(Generate(Request(3), &response).ok());
+}
+
+TEST_F(ServerTest, AnAdminListenerTakesTheAdminServiceWithIt) {
+  config_.admin_listen = "127.0.0.1:0";
+  absl::Duration drain = absl::ZeroDuration();
+  config_.on_drain = [&drain](absl::Duration timeout) { drain = timeout; };
+  server_ = Server::Start(config_, sink_).value();
+  ASSERT_TRUE(Serve().ok());
+  const auto data = ::grpc::CreateChannel(server_->address(), ::grpc::InsecureChannelCredentials());
+  v1::GetServerInfoResponse info;
+  EXPECT_EQ(v1::AdminService::NewStub(data)->GetServerInfo(Context().get(), {}, &info).error_code(),
+            StatusCode::UNIMPLEMENTED);
+  channel_ = ::grpc::CreateChannel(server_->admin_address(), ::grpc::InsecureChannelCredentials());
+  EXPECT_EQ(Health(kInferenceServiceName), health::HealthCheckResponse::SERVING);
+  const auto admin = v1::AdminService::NewStub(channel_);
+  ASSERT_TRUE(admin->GetServerInfo(Context().get(), {}, &info).ok());
+  EXPECT_EQ(info.state(), v1::SERVER_STATE_SERVING);
+  v1::SetLogLevelRequest level;
+  v1::SetLogLevelResponse previous;
+  EXPECT_EQ(admin->SetLogLevel(Context().get(), level, &previous).error_code(), StatusCode::INVALID_ARGUMENT);
+  level.set_level(v1::LOG_LEVEL_ERROR);
+  ASSERT_TRUE(admin->SetLogLevel(Context().get(), level, &previous).ok());
+  level.set_level(previous.previous());
+  ASSERT_TRUE(admin->SetLogLevel(Context().get(), level, &previous).ok());
+  EXPECT_EQ(previous.previous(), v1::LOG_LEVEL_ERROR);
+  v1::DrainRequest request;
+  v1::DrainResponse response;
+  request.mutable_timeout()->set_seconds(-1);
+  EXPECT_EQ(admin->Drain(Context().get(), request, &response).error_code(), StatusCode::INVALID_ARGUMENT);
+  request.mutable_timeout()->set_seconds(7);
+  ASSERT_TRUE(admin->Drain(Context().get(), request, &response).ok());
+  EXPECT_EQ(drain, absl::Seconds(7));
+}
+
 TEST_F(ServerTest, EveryRpcIsCounted) {
   ASSERT_TRUE(Serve().ok());
   v1::GenerateResponse response;
@@ -223,16 +286,18 @@ TEST_F(ServerTest, EveryRpcIsCounted) {
   EXPECT_EQ(aborted.aborted(), 0U);
   const auto admin = v1::AdminService::NewStub(channel_);
   v1::FlushCacheResponse flushed;
-  const ::grpc::Status flush = admin->FlushCache(Context().get(), {}, &flushed);
-  EXPECT_EQ(flush.error_code(), StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(flush.error_message(), HasSubstr("FlushCache"));
+  EXPECT_TRUE(admin->FlushCache(Context().get(), {}, &flushed).ok());
+  v1::StartProfileResponse profile;
+  const ::grpc::Status refused = admin->StartProfile(Context().get(), {}, &profile);
+  EXPECT_EQ(refused.error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("StartProfile"));
   double sum = 0;
   for (const std::string& series : sink_.Series()) {
     if (series.rfind("requests_total{", 0) == 0) {
       sum += sink_.Value(series);
     }
   }
-  EXPECT_EQ(sum, 6);
+  EXPECT_EQ(sum, 7);
 }
 
 TEST_F(ServerTest, LimitsOfTheLibraryHaveTheirCodes) {

@@ -13,7 +13,6 @@
 #include "engine/base/sync.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/batching/scheduler.h"
-#include "server/generation.h"
 #include "server/serving_state.h"
 #include "tests/support/fake_engine.h"
 

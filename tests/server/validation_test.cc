@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/error_details.h"
 
 namespace comoe::server {
 namespace {
@@ -127,6 +128,15 @@ TEST_F(ValidationTest, EveryValueOutOfRangeIsNamedByItsPath) {
       {"sampling.logit_bias", [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[100] = 1; }},
       {"sampling.logit_bias[3]", [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[3] = kNan; }},
       {"sampling.n", [](auto& r) { r.mutable_sampling()->set_n(0); }},
+      {"stopping.stop[0]", [](auto& r) { r.mutable_stopping()->add_stop("\xC3"); }},
+      {"stopping.min_tokens", [](auto& r) { r.mutable_stopping()->set_min_tokens(257); }},
+      {"stopping.time_limit",
+       [](auto& r) { r.mutable_stopping()->mutable_time_limit()->set_nanos(1000000000); }},
+      {"output.echo_prompt",
+       [](auto& r) {
+         r.mutable_output()->set_echo_prompt(true);
+         r.mutable_output()->set_return_text(false);
+       }},
       {"stopping.max_tokens", [](auto& r) { r.mutable_stopping()->set_max_tokens(0); }},
       {"stopping.min_tokens",
        [](auto& r) {
@@ -158,29 +168,15 @@ TEST_F(ValidationTest, EveryValueOutOfRangeIsNamedByItsPath) {
     const absl::Status status = Parse(request).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad.starts_with << ": " << status;
     EXPECT_THAT(std::string(status.message()), StartsWith(bad.starts_with));
+    EXPECT_NE(FieldOf(status), "") << status;
   }
 }
 
 TEST_F(ValidationTest, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<BadCase> cases = {
-      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(1.1F); }},
-      {"sampling.presence_penalty", [](auto& r) { r.mutable_sampling()->set_presence_penalty(0.5F); }},
-      {"sampling.frequency_penalty", [](auto& r) { r.mutable_sampling()->set_frequency_penalty(0.5F); }},
-      {"sampling.logit_bias", [](auto& r) { (*r.mutable_sampling()->mutable_logit_bias())[3] = 1; }},
-      {"sampling.n", [](auto& r) { r.mutable_sampling()->set_n(2); }},
-      {"stopping.min_tokens", [](auto& r) { r.mutable_stopping()->set_min_tokens(1); }},
-      {"stopping.stop", [](auto& r) { r.mutable_stopping()->add_stop(std::string(1, '\n')); }},
-      {"stopping.time_limit", [](auto& r) { r.mutable_stopping()->mutable_time_limit()->set_seconds(1); }},
-      {"output.echo_prompt", [](auto& r) { r.mutable_output()->set_echo_prompt(true); }},
-      {"output.return_logprobs", [](auto& r) { r.mutable_output()->set_return_logprobs(true); }},
-      {"output.return_logprobs", [](auto& r) { r.mutable_output()->set_logprobs(3); }},
-      {"output.prompt_logprobs", [](auto& r) { r.mutable_output()->set_prompt_logprobs(1); }},
-      {"output.truncate_prompt_tokens", [](auto& r) { r.mutable_output()->set_truncate_prompt_tokens(4); }},
-      {"output.prefill_only", [](auto& r) { r.mutable_output()->set_prefill_only(true); }},
+      {"sampling.n", [](auto& r) { r.mutable_sampling()->set_n(9); }},
       {"structured", [](auto& r) { r.mutable_structured()->set_json_object(true); }},
       {"lora_adapter", [](auto& r) { r.set_lora_adapter("mine"); }},
-      {"priority", [](auto& r) { r.set_priority(1); }},
-      {"cache_salt", [](auto& r) { r.set_cache_salt("salt"); }},
   };
   for (const BadCase& bad : cases) {
     v1::GenerateRequest request = Good();
@@ -189,28 +185,123 @@ TEST_F(ValidationTest, WhatIsNotBuiltIsRefusedByName) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << bad.starts_with << ": " << status;
     EXPECT_THAT(std::string(status.message()), StartsWith(bad.starts_with));
     EXPECT_THAT(std::string(status.message()), HasSubstr("not supported"));
+    EXPECT_EQ(FieldOf(status), bad.starts_with);
   }
+  v1::GenerateRequest request = Good();
+  request.mutable_sampling()->set_n(9);
+  EXPECT_THAT(std::string(Parse(request).status().message()), HasSubstr("more than 8"));
+}
+
+TEST_F(ValidationTest, EverySettingReachesTheScheduler) {
+  v1::GenerateRequest request = Good();
+  v1::SamplingParams& sampling = *request.mutable_sampling();
+  sampling.set_repetition_penalty(1.25F);
+  sampling.set_presence_penalty(-0.5F);
+  sampling.set_frequency_penalty(0.5F);
+  for (const std::uint32_t id : {70U, 3U, 42U}) {
+    (*sampling.mutable_logit_bias())[id] = static_cast<float>(id);
+  }
+  sampling.set_n(8);
+  request.set_priority(-100);
+  request.set_cache_salt("salt");
+  v1::StoppingParams& stopping = *request.mutable_stopping();
+  stopping.set_max_tokens(10);
+  stopping.set_min_tokens(10);
+  stopping.add_stop("end");
+  stopping.mutable_time_limit()->set_nanos(1);
+  request.mutable_output()->set_logprobs(20);
+  request.mutable_output()->set_prompt_logprobs(3);
+  request.mutable_output()->set_truncate_prompt_tokens(2);
+  request.mutable_output()->set_echo_prompt(true);
+  const GenerationSpec spec = Parse(request).value();
+  EXPECT_EQ(spec.request.sampling.repetition_penalty, 1.25F);
+  EXPECT_EQ(spec.request.sampling.presence_penalty, -0.5F);
+  EXPECT_EQ(spec.request.sampling.frequency_penalty, 0.5F);
+  std::vector<base::TokenId> ids;
+  for (const api::LogitBias& bias : spec.request.sampling.logit_bias) {
+    ids.push_back(bias.id);
+    EXPECT_EQ(bias.bias, static_cast<float>(bias.id));
+  }
+  EXPECT_EQ(ids, (std::vector<base::TokenId>{3, 42, 70}));
+  EXPECT_EQ(spec.num_choices, 8);
+  EXPECT_EQ(spec.request.stop.min_tokens, 10);
+  EXPECT_EQ(spec.stop_strings, std::vector<std::string>{"end"});
+  EXPECT_EQ(spec.request.time_limit, absl::Nanoseconds(1));
+  EXPECT_TRUE(spec.output.return_logprobs) << "alternatives come with what was chosen";
+  EXPECT_EQ(spec.request.top_logprobs, 20);
+  EXPECT_EQ(spec.request.prompt_logprobs, 3);
+  EXPECT_EQ(spec.request.prompt, (std::vector<base::TokenId>{4, 5})) << "the tail is kept";
+  EXPECT_TRUE(spec.output.echo_prompt);
+}
+
+TEST_F(ValidationTest, WithoutThemTheyAreOff) {
+  const GenerationSpec spec = Parse(Good()).value();
+  EXPECT_FALSE(spec.request.sampling.penalises());
+  EXPECT_EQ(spec.num_choices, 1);
+  EXPECT_EQ(spec.request.stop.min_tokens, 0);
+  EXPECT_EQ(spec.request.time_limit, absl::InfiniteDuration());
+  EXPECT_EQ(spec.request.prompt_logprobs, -1);
+  EXPECT_EQ(spec.request.top_logprobs, -1);
+  EXPECT_FALSE(spec.output.return_logprobs);
+  EXPECT_EQ(spec.output.min_chunk_tokens, 1);
+}
+
+TEST_F(ValidationTest, APrefillOnlyNeedsNoPlaceForAToken) {
+  v1::GenerateRequest request = Good();
+  request.mutable_tokens()->mutable_ids()->Resize(64, 1);
+  EXPECT_FALSE(Parse(request).ok());
+  request.mutable_output()->set_prefill_only(true);
+  EXPECT_TRUE(Parse(request).value().request.prefill_only);
+  request.mutable_stopping()->set_min_tokens(1);
+  EXPECT_EQ(FieldOf(Parse(request).status()), "stopping.min_tokens");
+  request.clear_stopping();
+  request.mutable_sampling()->set_n(2);
+  EXPECT_EQ(FieldOf(Parse(request).status()), "sampling.n");
+}
+
+TEST_F(ValidationTest, StopStringsNeedAText) {
+  has_tokenizer_ = false;
+  v1::GenerateRequest request = Good();
+  request.mutable_stopping()->add_stop("x");
+  EXPECT_EQ(Parse(request).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(ValidationTest, StreamOptions) {
   v1::GenerateStreamRequest request;
   *request.mutable_request() = Good();
   request.mutable_stream()->set_include_usage_every_chunk(false);
-  request.mutable_stream()->set_min_chunk_tokens(1);
+  request.mutable_stream()->set_min_chunk_tokens(5);
+  request.mutable_stream()->mutable_max_chunk_delay()->set_nanos(1000000);
   const GenerationSpec spec = ParseGenerateStreamRequest(request, Bounds()).value();
   EXPECT_FALSE(spec.output.include_usage_every_chunk);
   EXPECT_FALSE(spec.output.include_timing);
-  request.mutable_stream()->set_min_chunk_tokens(0);
-  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  request.mutable_stream()->set_min_chunk_tokens(2);
-  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(spec.output.min_chunk_tokens, 5);
+  EXPECT_EQ(spec.output.max_chunk_delay, absl::Milliseconds(1));
+  request.mutable_stream()->clear_max_chunk_delay();
+  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).value().output.max_chunk_delay,
+            absl::InfiniteDuration());
+  for (const std::uint32_t bad : {0U, 4097U}) {
+    request.mutable_stream()->set_min_chunk_tokens(bad);
+    const absl::Status status = ParseGenerateStreamRequest(request, Bounds()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(FieldOf(status), "stream.min_chunk_tokens");
+  }
   request.mutable_stream()->clear_min_chunk_tokens();
-  request.mutable_stream()->mutable_max_chunk_delay()->set_nanos(1);
-  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(), absl::StatusCode::kUnimplemented);
   request.mutable_stream()->mutable_max_chunk_delay()->set_seconds(-1);
-  EXPECT_EQ(ParseGenerateStreamRequest(request, Bounds()).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(ParseGenerateStreamRequest(request, Bounds()).status()), "stream.max_chunk_delay");
+}
+
+TEST_F(ValidationTest, AStreamsPathsBeginAtItsOwnRequest) {
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = Good();
+  request.mutable_request()->mutable_sampling()->set_top_p(7);
+  const absl::Status status = ParseGenerateStreamRequest(request, Bounds()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FieldOf(status), "request.sampling.top_p");
+  EXPECT_THAT(std::string(status.message()), StartsWith("request.sampling.top_p is 7"));
+  request.mutable_request()->mutable_sampling()->clear_top_p();
+  request.mutable_request()->set_lora_adapter("mine");
+  EXPECT_EQ(FieldOf(ParseGenerateStreamRequest(request, Bounds()).status()), "request.lora_adapter");
 }
 
 TEST_F(ValidationTest, AnotherModelIsNotFoundAndTheServedOneNamed) {

@@ -1,0 +1,1 @@
+1 * 2:the server is shutting down
