@@ -18,5 +18,6 @@ void AddInspectCommand(CLI::App& app, absl::Status& result);
 void AddVerifyCommand(CLI::App& app, absl::Status& result);
 void AddEvalCommand(CLI::App& app, absl::Status& result);
 void AddWidenCommand(CLI::App& app, absl::Status& result);
+void AddBenchCommand(CLI::App& app, absl::Status& result);
 
 }  // namespace comoe::cli

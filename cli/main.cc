@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   comoe::cli::AddVerifyCommand(app, result);
   comoe::cli::AddEvalCommand(app, result);
   comoe::cli::AddWidenCommand(app, result);
+  comoe::cli::AddBenchCommand(app, result);
   comoe::cli::AddHealthCommand(app, result);
   constexpr int kUsageError = 2;
   const std::string first = argc > 1 ? argv[1] : "";

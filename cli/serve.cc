@@ -28,6 +28,7 @@
 #include "engine/base/bytes.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/sync.h"
 #include "scheduler/batching/scheduler.h"
 #include "server/config.h"
 #include "server/metrics_exporter.h"
@@ -40,6 +41,8 @@ struct ServeOptions {
   EngineOptions engine;
   server::ServerConfig server;
   double drain_timeout_s = 10;
+  double drain_delay_s = 0;
+  double engine_stall_timeout_s = 120;
   double stream_stall_timeout_s = 30;
   std::string log_level = "info";
 };
@@ -84,6 +87,41 @@ void Poll(int signals, int other, absl::Duration timeout) {
   poll(fds, other < 0 ? 1 : 2, ms);
 }
 
+// A drain asked for by RPC, as something to poll.
+class DrainRequest {
+ public:
+  explicit DrainRequest(absl::Duration timeout) : timeout_(timeout), event_(eventfd(0, EFD_CLOEXEC)) {}
+  ~DrainRequest() { close(event_); }
+  DrainRequest(const DrainRequest&) = delete;
+  DrainRequest& operator=(const DrainRequest&) = delete;
+
+  int fd() const { return event_; }
+  // Any thread.
+  void Ask(absl::Duration timeout) {
+    base::MutexLock lock(&mutex_);
+    timeout_ = timeout;
+    asked_ = true;
+    const std::uint64_t one = 1;
+    while (write(event_, &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
+  bool asked() const {
+    base::MutexLock lock(&mutex_);
+    return asked_;
+  }
+  // What the last one asked for, or the setting.
+  absl::Duration timeout() const {
+    base::MutexLock lock(&mutex_);
+    return timeout_;
+  }
+
+ private:
+  mutable base::Mutex mutex_;
+  absl::Duration timeout_ ABSL_GUARDED_BY(mutex_);
+  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  const int event_;
+};
+
 // What lives between start and stop, torn down from the bottom up: the server first, whose RPCs use the rest.
 struct Service {
   server::MetricsExporter metrics;
@@ -114,9 +152,17 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
 }
 
 // Lets running requests finish until the timeout, or until a second signal is impatient.
-void Drain(const ServeOptions& options, StopSignals& signals, server::Server& server) {
+void Drain(absl::Duration delay, absl::Duration timeout, StopSignals& signals, server::Server& server) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);
-  const absl::Duration timeout = options.server.drain_timeout;
+  if (delay > absl::ZeroDuration()) {
+    base::Logf(base::LogLevel::kInfo, "serve",
+               "not serving from now on; requests that come within %s are served",
+               absl::FormatDuration(delay));
+    server.AnnounceDrain();
+    // A second signal ends the delay, too.
+    Poll(signals.fd(), -1, delay);
+    signals.Came();
+  }
   base::Logf(base::LogLevel::kInfo, "serve", "stopping: running requests have %s to finish",
              absl::FormatDuration(timeout));
   server.BeginDrain();
@@ -135,10 +181,14 @@ absl::Status Serve(ServeOptions options) {
   options.server.scheduler.max_sequences = options.engine.max_sequences;
   options.server.drain_timeout = absl::Seconds(options.drain_timeout_s);
   options.server.limits.stream_stall_timeout = absl::Seconds(options.stream_stall_timeout_s);
+  options.server.engine_stall_timeout = absl::Seconds(options.engine_stall_timeout_s);
+  DrainRequest drain(options.server.drain_timeout);
+  options.server.on_drain = [&drain](absl::Duration timeout) { drain.Ask(timeout); };
   COMOE_RETURN_IF_ERROR(SetLogLevelByName(options.log_level));
-  if (!(options.drain_timeout_s >= 0.0) || !(options.stream_stall_timeout_s > 0.0)) {
+  if (!(options.drain_timeout_s >= 0.0) || !(options.drain_delay_s >= 0.0) ||
+      !(options.stream_stall_timeout_s > 0.0)) {
     return absl::InvalidArgumentError(
-        "--drain-timeout is at least 0 seconds, --stream-stall-timeout above 0");
+        "--drain-timeout and --drain-delay are at least 0 seconds, --stream-stall-timeout above 0");
   }
   COMOE_RETURN_IF_ERROR(server::ValidateServerConfig(options.server));
   if (options.engine.model.empty()) {
@@ -153,6 +203,12 @@ absl::Status Serve(ServeOptions options) {
     base::Logf(base::LogLevel::kInfo, "serve", "metrics on http://%s/metrics", service.metrics.address());
   }
   COMOE_ASSIGN_OR_RETURN(service.server, server::Server::Start(options.server, service.metrics));
+  if (!service.server->admin_address().empty()) {
+    base::Logf(base::LogLevel::kInfo, "serve", "admin service on %s", service.server->admin_address());
+  } else if (!server::IsLoopback(options.server.listen)) {
+    base::Log(base::LogLevel::kInfo, "serve",
+              "no admin service: others can reach the data port; --admin-listen gives it one of its own");
+  }
   base::Logf(base::LogLevel::kInfo, "serve", "listening on %s; loading %s", service.server->address(),
              options.engine.model);
 
@@ -184,10 +240,10 @@ absl::Status Serve(ServeOptions options) {
   absl::PrintF("serving %s on %s\n", service.model, service.server->address());
   std::fflush(stdout);
   while (!stop) {
-    Poll(signals->fd(), -1, absl::InfiniteDuration());
-    stop = signals->Came();
+    Poll(signals->fd(), drain.fd(), absl::InfiniteDuration());
+    stop = signals->Came() || drain.asked();
   }
-  Drain(options, *signals, *service.server);
+  Drain(absl::Seconds(options.drain_delay_s), drain.timeout(), *signals, *service.server);
   service.server.reset();
   base::Log(base::LogLevel::kInfo, "serve", "stopped");
   return absl::OkStatus();
@@ -198,6 +254,7 @@ absl::Status Serve(ServeOptions options) {
 void AddServeCommand(CLI::App& app, absl::Status& result) {
   CLI::App* command = app.add_subcommand("serve", "Serve a model over gRPC");
   const auto options = std::make_shared<ServeOptions>();
+  options->engine.max_sequences = 16;
   AddEngineFlags(*command, options->engine);
   server::ServerConfig& config = options->server;
   command->add_option("--listen", config.listen, "gRPC address, HOST:PORT; port 0 is any free one")
@@ -206,8 +263,44 @@ void AddServeCommand(CLI::App& app, absl::Status& result) {
       ->add_option("--metrics-listen", config.metrics_listen, "Prometheus address, HOST:PORT; \"\" for none")
       ->capture_default_str();
   command
+      ->add_option(
+          "--admin-listen", config.admin_listen,
+          "Address of AdminService, reflection and channelz, HOST:PORT; \"\": the first two are on --listen "
+          "while that is loopback")
+      ->capture_default_str();
+  command
+      ->add_option("--max-connections", config.max_connections,
+                   "Clients connected at once; one more is refused")
+      ->capture_default_str();
+  command
+      ->add_option("--engine-stall-timeout", options->engine_stall_timeout_s,
+                   "Seconds without a finished step, while requests run, after which health is NOT_SERVING")
+      ->capture_default_str();
+  command
       ->add_option("--max-waiting", config.scheduler.max_waiting_requests,
                    "Requests that may wait; one more is refused")
+      ->capture_default_str();
+  command
+      ->add_option("--max-waiting-tokens", config.scheduler.max_waiting_tokens,
+                   "Prompt tokens of all waiting requests; a request above is refused, unless it waits alone")
+      ->capture_default_str();
+  command
+      ->add_option("--max-chunk-tokens", config.scheduler.max_chunk_tokens,
+                   "Rows of one prompt in a step, 0 for --max-batch-tokens")
+      ->capture_default_str();
+  command->add_flag("!--no-prefix-cache", config.scheduler.reuse_prefixes,
+                    "Compute every prompt from its first token, even if it begins like an earlier one");
+  command->add_option("--max-choices", config.limits.max_choices, "Completions that one request may ask for")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--max-total-backlog-tokens", config.limits.max_total_backlog_tokens,
+          "Tokens that may wait for the readers of all streams; above, the one furthest behind is ended")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--drain-delay", options->drain_delay_s,
+          "Seconds after SIGTERM in which new requests are still served, though health is NOT_SERVING")
       ->capture_default_str();
   command
       ->add_option("--default-max-tokens", config.limits.default_max_tokens,

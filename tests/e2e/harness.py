@@ -3,7 +3,6 @@
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,31 +17,28 @@ ROOT = pathlib.Path(os.environ.get("COMOE_SOURCE_DIR", pathlib.Path(__file__).re
 BINARY = os.environ.get("COMOE_BINARY", str(ROOT / "build/release/cli/comoe"))
 MODEL = ROOT / "models/moe-32x4-demo"
 MODEL_NAME = "moe-32x4-demo"
+SANITIZED = bool(os.environ.get("COMOE_SANITIZED"))
 START_TIMEOUT_S = 120  # under sanitizers, on a busy machine
 CALL_TIMEOUT_S = 120
-
-sys.path.insert(0, str(ROOT / "clients/python"))
 
 _stubs = tempfile.TemporaryDirectory(prefix="comoe-stubs-")
 
 
 def _make_stubs():
-    plugin = shutil.which("grpc_python_plugin")
-    if not plugin or not shutil.which("protoc"):
-        raise SystemExit("e2e: protoc and grpc_python_plugin are needed (protobuf-compiler, protobuf-compiler-grpc)")
-    subprocess.run(
-        ["protoc", f"--proto_path={ROOT / 'proto'}", f"--python_out={_stubs.name}", f"--grpc_out={_stubs.name}",
-         f"--plugin=protoc-gen-grpc={plugin}", "comoe/v1/inference.proto", "comoe/v1/model.proto",
-         "comoe/v1/admin.proto"], check=True)
-    sys.path.insert(0, _stubs.name)
+    made = subprocess.run([ROOT / "clients/python/generate_stubs.sh", _stubs.name], capture_output=True, text=True,
+                          check=False)
+    if made.returncode != 0:
+        raise SystemExit(f"e2e: {made.stderr}")
+    sys.path[:0] = [_stubs.name, str(ROOT / "clients/python")]
 
 
 _make_stubs()
 # pylint: disable=wrong-import-position
 from comoe.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc  # noqa: E402
+import comoe  # noqa: E402
 import comoe_client  # noqa: E402
 
-__all__ = ["admin_pb2", "inference_pb2", "model_pb2", "comoe_client"]
+__all__ = ["comoe", "admin_pb2", "inference_pb2", "model_pb2", "comoe_client"]
 
 
 def run_comoe(*arguments, timeout_s=START_TIMEOUT_S):

@@ -82,7 +82,7 @@ class EndTest(unittest.TestCase):
             self.assertEqual(server.wait_exit(), 0, server.log)
 
     def test_sigterm_ends_a_stream_with_a_terminal_event_and_exit_0(self):
-        with Server("--drain-timeout", "0") as server:
+        with Server("--drain-timeout", "0", "--max-sequences", "1") as server:
             call = long_stream(server)
             queued = server.inference.GenerateStream(stream_request(max_tokens=5), timeout=CALL_TIMEOUT_S)
             harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 1)
@@ -95,7 +95,7 @@ class EndTest(unittest.TestCase):
             self.assertEqual(stream.finished[0].finish_reason, inference_pb2.FINISH_REASON_DRAINING)
 
     def test_many_live_streams_all_get_a_terminal_event(self):
-        with Server("--drain-timeout", "0") as server:
+        with Server("--drain-timeout", "0", "--max-sequences", "1") as server:
             calls = [long_stream(server)]
             calls += [server.inference.GenerateStream(stream_request(max_tokens=LONG), timeout=CALL_TIMEOUT_S)
                       for _ in range(31)]
@@ -132,7 +132,7 @@ class EndTest(unittest.TestCase):
 
 class QueueTest(unittest.TestCase):
     def test_a_full_queue_refuses_and_recovers(self):
-        with Server("--max-waiting", "1") as server:
+        with Server("--max-waiting", "1", "--max-sequences", "1") as server:
             running = long_stream(server)
             waiting = server.inference.GenerateStream(stream_request(max_tokens=3), timeout=CALL_TIMEOUT_S)
             self.assertTrue(harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 1))
@@ -152,7 +152,7 @@ class MetricsTest(unittest.TestCase):
             Stream(server.inference.GenerateStream(stream_request(max_tokens=8), timeout=CALL_TIMEOUT_S))
             refused = request(sampling={"top_p": 5})
             threads = []
-            for message in (refused, request(sampling={"n": 2}), request(model="other"), request("word " * 20000)):
+            for message in (refused, request(sampling={"n": 9}), request(model="other"), request("word " * 20000)):
                 def call(message=message):
                     with self.assertRaises(grpc.RpcError):
                         server.inference.Generate(message, timeout=CALL_TIMEOUT_S)
