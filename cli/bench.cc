@@ -120,6 +120,7 @@ void AddBenchCommand(CLI::App& app, absl::Status& result) {
   AddBenchModelCommand(*command, result);
   AddBenchKernelsCommand(*command, result);
   AddBenchServeCommand(*command, result);
+  AddBenchSchedulerCommand(*command, result);
 }
 
 }  // namespace comoe::cli

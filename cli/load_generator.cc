@@ -37,7 +37,8 @@ class Load;
 // One request. Owned by gRPC from Start until OnDone.
 class Call final : public grpc::ClientReadReactor<v1::GenerateStreamResponse> {
  public:
-  Call(Load& load, v1::GenerateStreamRequest request) : load_(load), request_(std::move(request)) {}
+  Call(std::shared_ptr<Load> load, v1::GenerateStreamRequest request)
+      : load_(std::move(load)), request_(std::move(request)) {}
   void Start(v1::InferenceService::Stub& stub, absl::Duration timeout) {
     if (timeout != absl::InfiniteDuration()) {
       context_.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
@@ -51,7 +52,7 @@ class Call final : public grpc::ClientReadReactor<v1::GenerateStreamResponse> {
   void OnDone(const grpc::Status& status) override;
 
  private:
-  Load& load_;
+  const std::shared_ptr<Load> load_;
   const v1::GenerateStreamRequest request_;
   grpc::ClientContext context_;
   v1::GenerateStreamResponse response_;
@@ -63,7 +64,7 @@ class Call final : public grpc::ClientReadReactor<v1::GenerateStreamResponse> {
 };
 
 // The run. Calls report to it on gRPC's threads.
-class Load {
+class Load : public std::enable_shared_from_this<Load> {
  public:
   Load(const LoadOptions& options, v1::InferenceService::Stub& stub) : options_(options), stub_(stub) {}
 
@@ -118,7 +119,7 @@ class Load {
       StartNext();
     }
     base::MutexLock lock(&mutex_);
-    ++state_.ended;  // last: Run may return, and this be gone, as soon as the lock is
+    ++state_.ended;
     changed_.Signal();
   }
 
@@ -143,7 +144,8 @@ class Load {
       index = started_++;
       result_.most_in_flight = std::max(result_.most_in_flight, ++state_.in_flight);
     }
-    (new Call(*this, MakeRequest(static_cast<std::uint64_t>(index))))->Start(stub_, options_.timeout);
+    (new Call(shared_from_this(), MakeRequest(static_cast<std::uint64_t>(index))))
+        ->Start(stub_, options_.timeout);
   }
 
   v1::GenerateStreamRequest MakeRequest(std::uint64_t index) const {
@@ -194,13 +196,13 @@ void Call::OnReadDone(bool ok) {
     }
     last_token_ = now;
     num_tokens_ += tokens;
-    load_.AddTokens(tokens);
+    load_->AddTokens(tokens);
   }
   StartRead(&response_);
 }
 
 void Call::OnDone(const grpc::Status& status) {
-  load_.End(status, request_, Since(begin_), first_token_, inter_token_);
+  load_->End(status, request_, Since(begin_), first_token_, inter_token_);
   delete this;
 }
 
@@ -249,9 +251,13 @@ absl::StatusOr<LoadResult> GenerateLoad(const LoadOptions& options,
                                                absl::FormatDuration(kConnectTimeout)));
   }
   const std::unique_ptr<v1::InferenceService::Stub> stub = v1::InferenceService::NewStub(channel);
-  Load load(options, *stub);
-  load.Run(progress);
-  return load.TakeResult();
+  const auto load = std::make_shared<Load>(options, *stub);
+  load->Run(progress);
+  // gRPC's threads may still be on their way out of the last calls, and the channel is not to end under them.
+  while (load.use_count() > 1) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return load->TakeResult();
 }
 
 }  // namespace comoe::cli

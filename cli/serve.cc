@@ -141,7 +141,9 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   backend.device = std::string(service->engine->device_description());
   backend.load_seconds = service->engine->load_seconds();
   // From here on the engine belongs to the scheduler's thread.
-  service->scheduler = batching::MakeScheduler(engine, options.server.scheduler, service->metrics);
+  batching::SchedulerOptions scheduler = options.server.scheduler;
+  scheduler.told = service->server->GatherWakes();
+  service->scheduler = batching::MakeScheduler(engine, scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
   service->model = backend.model.name;
   base::Logf(base::LogLevel::kInfo, "serve",

@@ -89,7 +89,9 @@ absl::Status Generation::TokenizePrompt(const RequestBounds& bounds, Rejection* 
 void Generation::MakeChoices() {
   context_.tokenizer = backend_->tokenizer;
   // The choices are part of this, so this lives while they do.
-  context_.wake = [this] { Wake(); };
+  context_.wake = [this] {
+    services_.gathers_wakes ? services_.output.WakeLater(shared_from_this()) : Wake();
+  };
   if (!spec_.stop_strings.empty()) {
     context_.stop_strings = std::make_shared<const StopStrings>(spec_.stop_strings);
   }

@@ -7,6 +7,7 @@
 // thread of this RPC; so there is one write in flight and one Finish without a race to win.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,8 @@ struct GenerationServices {
   const Limits& limits;
   RequestRegistry& registry;
   StreamBacklog& backlog;
+  // The scheduler says when it has told everybody of a step: OutputThreads::Flush.
+  const std::atomic<bool>& gathers_wakes;
 };
 
 // Called by the output thread only. Once Finish has been called (WriteAndFinish for streams) only Abandon

@@ -37,15 +37,32 @@ void OutputThreads::Add(const std::shared_ptr<OutputTask>& task) {
   lane.added.push_back(task);
 }
 
-void OutputThreads::Wake(std::shared_ptr<OutputTask> task) {
+void OutputThreads::Enqueue(std::shared_ptr<OutputTask> task, bool signal) {
   // A task that is queued will see what its waker has done: queued_ is cleared before RunOutput looks.
   if (task->queued_.exchange(true, std::memory_order_acq_rel)) {
+    if (signal) {
+      Flush();  // it may be queued by somebody who is in no hurry
+    }
     return;
   }
   Lane& lane = *lanes_[task->lane_];
   base::MutexLock lock(&lane.mutex);
   lane.queue.push_back(std::move(task));
-  lane.wake.Signal();
+  if (signal) {
+    lane.wake.Signal();
+  } else {
+    lane.unsignalled.store(true, std::memory_order_relaxed);
+  }
+}
+
+void OutputThreads::Flush() {
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    if (lane->unsignalled.load(std::memory_order_relaxed) &&
+        lane->unsignalled.exchange(false, std::memory_order_relaxed)) {
+      base::MutexLock lock(&lane->mutex);
+      lane->wake.Signal();
+    }
+  }
 }
 
 void OutputThreads::WakeAfter(const std::shared_ptr<OutputTask>& task, absl::Duration delay) {

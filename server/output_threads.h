@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -46,7 +47,11 @@ class OutputThreads {
   // Binds `task` to a thread. Once, before the first Wake.
   void Add(const std::shared_ptr<OutputTask>& task);
   // RunOutput runs soon. Cheap (one lock) and harmless when the task is done.
-  void Wake(std::shared_ptr<OutputTask> task);
+  void Wake(std::shared_ptr<OutputTask> task) { Enqueue(std::move(task), /*signal=*/true); }
+  // The same for somebody who wakes many tasks at once and then calls Flush: until then the threads may
+  // sleep, and each is waken by the system once.
+  void WakeLater(std::shared_ptr<OutputTask> task) { Enqueue(std::move(task), /*signal=*/false); }
+  void Flush();
   // RunOutput runs once more when that time has passed, if the task still lives.
   void WakeAfter(const std::shared_ptr<OutputTask>& task, absl::Duration delay);
 
@@ -58,8 +63,10 @@ class OutputThreads {
     std::vector<std::weak_ptr<OutputTask>> added ABSL_GUARDED_BY(mutex);
     std::multimap<absl::Time, std::weak_ptr<OutputTask>> timers ABSL_GUARDED_BY(mutex);
     bool stopping ABSL_GUARDED_BY(mutex) = false;
+    std::atomic<bool> unsignalled{false};  // something was queued, and the thread not told
     std::thread thread;
   };
+  void Enqueue(std::shared_ptr<OutputTask> task, bool signal);
   static void Run(Lane& lane);
   // Waits for work until `until` or a timer; false: there is none any more, and it is to stop.
   static bool TakeWork(Lane& lane, absl::Time until, std::vector<std::shared_ptr<OutputTask>>* batch,

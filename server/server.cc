@@ -158,7 +158,7 @@ struct Server::Parts {
         workers(config.tokenizer_threads, "comoe-tokenizer",
                 static_cast<std::size_t>(config.max_pending_requests)),
         output(config.output_threads, "comoe-output"),
-        inference({state, workers, output, metrics, config.limits, registry, backlog}),
+        inference({state, workers, output, metrics, config.limits, registry, backlog, gathers_wakes}),
         models(state, metrics),
         admin(state, config, workers, metrics) {}
 
@@ -169,6 +169,7 @@ struct Server::Parts {
   StreamBacklog backlog;
   WorkerPool workers;
   OutputThreads output;
+  std::atomic<bool> gathers_wakes{false};
   InferenceService inference;
   ModelService models;
   AdminService admin;
@@ -263,6 +264,11 @@ absl::Status Server::ListenForAdmin() {
   }
   admin_address_ = WithPort(config_.admin_listen, port);
   return absl::OkStatus();
+}
+
+std::function<void()> Server::GatherWakes() {
+  parts_->gathers_wakes.store(true, std::memory_order_release);
+  return [output = &parts_->output] { output->Flush(); };
 }
 
 absl::Status Server::WarmUp(const Backend& backend) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -40,6 +41,10 @@ class Server {
   const std::string& address() const { return address_; }
   // Of the admin listener; "" if there is none.
   const std::string& admin_address() const { return admin_address_; }
+
+  // What SchedulerOptions::told is to be: from now on an output thread is waken once a step and not for every
+  // token of it. The server outlives the scheduler's use of it.
+  std::function<void()> GatherWakes();
 
   // Runs a short generation through the scheduler and, when it has answered, serves. Blocks meanwhile. The
   // backend's scheduler and tokenizer outlive Shutdown. UNAVAILABLE when a drain began meanwhile; the

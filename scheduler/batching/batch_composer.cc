@@ -126,22 +126,25 @@ class Plan {
 
 void AddPrompts(const ComposerSnapshot& snapshot, const Sequences& prompts, Plan& plan) {
   const std::int64_t chunk = snapshot.max_chunk > 0 ? snapshot.max_chunk : snapshot.max_rows;
+  const std::int64_t half = plan.rows_left() / 2;
+  std::int64_t short_rows = 0;
   Sequences others;
-  std::int64_t short_rows = plan.rows_left() / 2;
   for (const RunnableSequence* prompt : prompts) {
     const std::int64_t pending = NumPending(*prompt);
-    if (pending <= std::min(kShortPrompt, short_rows) && plan.Add(*prompt, chunk)) {
-      short_rows -= pending;
+    if (pending <= std::min(kShortPrompt, half - short_rows) && plan.Add(*prompt, chunk)) {
+      short_rows += pending;
     } else {
       others.push_back(prompt);
     }
   }
+  // Who is in a hurry is not made to wait for a whole step of others' chunks.
+  std::int64_t rows_left = short_rows > 0 ? std::max(half - short_rows, half / 2) : plan.rows_left();
   for (const RunnableSequence* prompt : others) {
-    const std::int64_t rows = std::min({NumPending(*prompt), chunk, plan.rows_left()});
+    const std::int64_t rows = std::min({NumPending(*prompt), chunk, rows_left});
     const bool pays =
         rows == NumPending(*prompt) || rows == chunk || rows >= snapshot.costs->BreakEvenChunk();
-    if (pays || Overdue(*prompt) || plan.empty()) {
-      plan.Add(*prompt, chunk);
+    if (rows > 0 && (pays || Overdue(*prompt) || plan.empty()) && plan.Add(*prompt, rows)) {
+      rows_left -= rows;
     }
   }
 }

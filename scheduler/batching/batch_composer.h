@@ -6,7 +6,9 @@
 //   2. prompts that are nearly done or short, at most kShortPrompt rows each, in at most half of the rows
 //   that are
 //      left: whoever sends a short prompt does not wait for everybody's long ones
-//   3. the other prompts in chunks, in the order they come
+//   3. the other prompts in chunks, in the order they come; beside short ones they get a smaller part of the
+//   step, so
+//      that it ends sooner
 // A sequence that wanted rows and got none kMaxPassedOver steps in a row goes before all others.
 #pragma once
 

@@ -104,6 +104,7 @@ class SchedulerImpl final : public Scheduler {
   // Constant after construction.
   api::Engine& engine_;
   const std::function<absl::Time()> now_;
+  const std::function<void()> told_;
   const std::vector<base::TokenId> eos_token_ids_;
   const std::int32_t vocab_size_;
   const api::ConstantStepCosts constant_costs_;
@@ -127,6 +128,7 @@ class SchedulerImpl final : public Scheduler {
 SchedulerImpl::SchedulerImpl(api::Engine& engine, const SchedulerOptions& options, base::MetricsSink& metrics)
     : engine_(engine),
       now_(options.now ? options.now : [] { return absl::Now(); }),
+      told_(options.told ? options.told : [] {}),
       eos_token_ids_(engine.model_info().eos_token_ids),
       vocab_size_(engine.model_info().vocab_size),
       batch_(
@@ -216,6 +218,7 @@ void SchedulerImpl::Run() {
   time_counted_ = absl::Now();
   bool stop = false;
   while (!stop) {
+    told_();
     CountTime(metrics_.busy_seconds_sched);
     Mail mail = mailbox_.Wait(/*busy=*/!batch_.empty());
     CountTime(metrics_.busy_seconds_idle);
@@ -226,6 +229,7 @@ void SchedulerImpl::Run() {
       Admit();
     }
     preempted_ = false;
+    told_();
     if (!stop && !batch_.empty()) {
       RunStep();
     }
@@ -236,6 +240,7 @@ void SchedulerImpl::Run() {
   while (SequencePtr preempted = mailbox_.PopWaiting()) {
     Finish(std::move(preempted), FinishReason::kDraining, ShuttingDown());
   }
+  told_();
   for (const ForgetRequest& request : mailbox_.Exit()) {
     request.done(ShuttingDown());
   }

@@ -30,7 +30,10 @@ struct SchedulerOptions {
   std::int64_t max_sequences = 1;         // running at once; capped by the engine's
   bool reuse_prefixes = true;             // blocks of earlier requests that begin alike
   const api::StepCosts* costs = nullptr;  // outlives the scheduler; null: ConstantStepCosts
-  std::function<absl::Time()> now;        // thread-safe; absl::Now if empty. Tests set a clock of their own.
+  // Called on the scheduler's thread whenever it has told observers of something and goes on to something
+  // that takes time: observers may leave waking others to it.
+  std::function<void()> told;
+  std::function<absl::Time()> now;  // thread-safe; absl::Now if empty. Tests set a clock of their own.
 };
 
 // What is going on, for health, GetLoads and metrics.

@@ -1,6 +1,7 @@
 // Generations over a fake engine, with transports that remember.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -223,7 +224,9 @@ class GenerationTest : public ::testing::Test {
   OutputThreads output_{1, "output"};
   RequestRegistry registry_;
   StreamBacklog backlog_{limits_, output_, metrics_};
-  const GenerationServices services_{state_, workers_, output_, metrics_, limits_, registry_, backlog_};
+  const std::atomic<bool> gathers_wakes_{false};
+  const GenerationServices services_{state_,  workers_,  output_,  metrics_,
+                                     limits_, registry_, backlog_, gathers_wakes_};
 };
 
 struct StreamContent {

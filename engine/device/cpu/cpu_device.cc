@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -16,6 +17,7 @@
 namespace comoe::device {
 namespace {
 
+constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 // Smaller buffers share chunks of this, or each matrix of a small model would lie on pages of its own.
@@ -29,12 +31,28 @@ constexpr bool kShareChunks = true;
 // Named, because GCC 12 takes the empty state of a lambda in an AnyInvocable for uninitialised.
 void FreeBytes(std::byte* data) { std::free(data); }
 
+// Has the system give the pages now: at first touch, in a step, it would take longer than the step. Where it
+// cannot (an old kernel, no memory), they come at first touch.
+void Populate(void* data, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  const std::size_t begin = base::AlignUp(reinterpret_cast<std::uintptr_t>(data), kPageBytes);
+  const std::size_t end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / kPageBytes * kPageBytes;
+  if (end > begin) {
+    ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+  }
+#else
+  static_cast<void>(data);
+  static_cast<void>(bytes);
+#endif
+}
+
 // Memory on huge pages, or nullptr: weights are read from end to end, and 4 KiB pages cost TLB misses.
 std::byte* AllocateHugePages(std::size_t bytes, std::size_t alignment) {
   const std::size_t rounded = base::AlignUp(bytes, alignment);
   void* data = std::aligned_alloc(alignment, rounded);
   if (data != nullptr) {
     ::madvise(data, rounded, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong
+    Populate(data, rounded);
   }
   return static_cast<std::byte*>(data);
 }
