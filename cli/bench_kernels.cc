@@ -166,28 +166,33 @@ KernelCase ExpertFfnCase(const ColdMemory& memory, std::int64_t rows, std::int64
 
 // The last `rows` positions of a sequence of `length`.
 KernelCase AttentionCase(std::int64_t rows, std::int64_t length, std::int64_t heads, std::int64_t kv_heads,
-                         std::int64_t head_dim) {
+                         std::int64_t head_dim, DType kv_dtype = DType::kF32) {
   struct State {
     tensor::KvLayout layout;
     std::int64_t blocks;
     Floats pool, queries, out;
     std::vector<base::BlockId> ids;
   };
-  const tensor::KvLayout layout = {kv_heads, head_dim};
+  const tensor::KvLayout layout = {kv_heads, head_dim, kv_dtype};
   const std::int64_t blocks = (length + tensor::kKvBlockTokens - 1) / tensor::kKvBlockTokens;
-  auto state = std::make_shared<State>(State{layout,
-                                             blocks,
-                                             Floats(blocks, layout.block_floats()),
-                                             Floats(rows, heads * head_dim),
-                                             Floats(rows, heads * head_dim),
-                                             {}});
+  auto state = std::make_shared<State>(
+      State{layout,
+            blocks,
+            Floats(blocks, static_cast<std::int64_t>(layout.block_bytes() / sizeof(float))),
+            Floats(rows, heads * head_dim),
+            Floats(rows, heads * head_dim),
+            {}});
+  if (kv_dtype == DType::kF16) {
+    std::fill_n(reinterpret_cast<std::uint16_t*>(state->pool.data()), blocks * layout.block_elements(),
+                tensor::FloatToF16(0.3F));
+  }
   for (std::int64_t b = 0; b < blocks; ++b) {
     state->ids.push_back({static_cast<std::int32_t>(b)});
   }
   const double seen =
       static_cast<double>(rows) * (static_cast<double>(length) - 0.5 * static_cast<double>(rows - 1));
   return {absl::StrCat("Attention ", rows, " rows at ", length, ", ", heads, " heads, ", kv_heads, " KV, ",
-                       head_dim),
+                       head_dim, kv_dtype == DType::kF16 ? ", F16" : ""),
           static_cast<double>(blocks) * static_cast<double>(layout.block_bytes()),
           4.0 * seen * static_cast<double>(heads * head_dim),
           [state, rows, length, heads](device::Stream& stream) {
@@ -195,7 +200,7 @@ KernelCase AttentionCase(std::int64_t rows, std::int64_t length, std::int64_t he
             kernels::AttentionArgs args;
             args.queries = state->queries.view();
             args.sequences = {&sequence, 1};
-            args.kv = {state->pool.data(), state->blocks, state->layout};
+            args.kv = {reinterpret_cast<std::byte*>(state->pool.data()), state->blocks, state->layout};
             args.heads = heads;
             args.scale = 0.1F;
             args.out = state->out.view();
@@ -311,9 +316,11 @@ std::vector<KernelCase> AllCases(const ColdMemory& memory) {
   }
   cases.push_back(AttentionCase(1, 512, 32, 4, 128));
   cases.push_back(AttentionCase(1, 8192, 32, 4, 128));
+  cases.push_back(AttentionCase(1, 8192, 32, 4, 128, DType::kF16));
   cases.push_back(AttentionCase(512, 512, 32, 4, 128));
   cases.push_back(AttentionCase(64, 8192, 32, 4, 128));
   cases.push_back(AttentionCase(1, 1024, 4, 2, 64));
+  cases.push_back(AttentionCase(1, 1024, 4, 2, 64, DType::kF16));
   cases.push_back(AttentionCase(512, 512, 4, 2, 64));
   for (const std::int64_t rows : {1, 512}) {
     cases.push_back(RmsNormCase(rows, 2048, 1));

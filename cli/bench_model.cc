@@ -97,8 +97,9 @@ TokenCost PrefillCost(const Model& model, std::int64_t rows) {
 absl::StatusOr<Model> ReadModel(const EngineOptions& options) {
   COMOE_ASSIGN_OR_RETURN(const CheckpointFolder folder, OpenCheckpoint(options.model, options.widen));
   const tensor::DType dtype = folder.tensors.expert_dtype;
-  return Model{folder.name, std::string(tensor::DTypeName(dtype)), folder.config,
-               checkpoint::PlanMemory(folder.config, dtype), static_cast<double>(tensor::DTypeBytes(dtype))};
+  COMOE_ASSIGN_OR_RETURN(checkpoint::MemoryPlan plan, PlanMemory(options, folder.config, dtype));
+  return Model{folder.name, std::string(tensor::DTypeName(dtype)), folder.config, plan,
+               static_cast<double>(tensor::DTypeBytes(dtype))};
 }
 
 // At least `count` tokens: text where there is some, since random tokens are routed unlike any text.
@@ -318,7 +319,7 @@ void AddBenchModelCommand(CLI::App& bench, absl::Status& result) {
       "JSON {\"ids\": [[id, ...], ...]}: the text (default: MODEL/golden_nll.json, or random)");
   command->add_option("--widen", options->engine.widen,
                       "HIDDEN,INTERMEDIATE: embed the model in a larger one while loading");
-  command->add_option("--kv-bytes", options->engine.kv_bytes, "memory for keys and values, like 2GiB");
+  AddKvFlags(*command, options->engine);
   command->add_flag("--quiet", options->engine.quiet, "no progress on stderr");
   command->add_flag("--json", options->json, "print JSON");
   command->callback([options, &result] { result = BenchModel(*options); });

@@ -89,7 +89,8 @@ absl::Status CheckSupported(const EngineOptions& options) {
 // KV memory and weights must fit together, before anything is loaded.
 absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const CheckpointFolder& folder) {
   const base::HostMemory host = base::ReadHostMemory();
-  const checkpoint::MemoryPlan plan = checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype);
+  COMOE_ASSIGN_OR_RETURN(const checkpoint::MemoryPlan plan,
+                         PlanMemory(options, folder.config, folder.tensors.expert_dtype));
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options, folder.config, plan, host));
   const std::uint64_t usable = UsableBytes(host);
   if (plan.total_bytes > usable || kv_bytes > usable - plan.total_bytes) {
@@ -133,8 +134,9 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
   parts.max_rows = options.max_batch_tokens;
   parts.max_sequences = options.max_sequences;
   parts.kv_bytes = kv_bytes;
-  bundle.description_ =
-      absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name, ", policy resident");
+  COMOE_ASSIGN_OR_RETURN(parts.kv_dtype, KvDType(options));
+  bundle.description_ = absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name,
+                                     ", policy resident, KV ", tensor::DTypeName(parts.kv_dtype));
   COMOE_ASSIGN_OR_RETURN(bundle.engine_, runtime::MakeEngine(std::move(parts)));
   return absl::OkStatus();
 }
@@ -151,8 +153,7 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--kernels", options.kernels, "best for this processor, or the reference loops")
       ->check(CLI::IsMember({"best", "ref"}))
       ->capture_default_str();
-  app.add_option("--kv-bytes", options.kv_bytes,
-                 "memory for keys and values, like 2GiB (default: a whole context for each sequence)");
+  AddKvFlags(app, options);
   app.add_option("--expert-cache-fraction", options.expert_cache_fraction,
                  "share of the experts in device slots (needs a device apart from the host)");
   app.add_option("--expert-cache-bytes", options.expert_cache_bytes,
@@ -170,6 +171,32 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--max-sequences", options.max_sequences, "sequences whose state is kept at once")
       ->capture_default_str();
   app.add_flag("--quiet", options.quiet, "no progress on stderr");
+}
+
+void AddKvFlags(CLI::App& app, EngineOptions& options) {
+  app.add_option("--kv-bytes", options.kv_bytes,
+                 "memory for keys and values, like 2GiB (default: a whole context for each sequence)");
+  app.add_option("--kv-dtype", options.kv_dtype,
+                 "how keys and values are stored: f32, or f16 in half the memory and not exact")
+      ->check(CLI::IsMember({"f32", "f16"}))
+      ->capture_default_str();
+}
+
+absl::StatusOr<tensor::DType> KvDType(const EngineOptions& options) {
+  if (options.kv_dtype == "f32") {
+    return tensor::DType::kF32;
+  }
+  if (options.kv_dtype == "f16") {
+    return tensor::DType::kF16;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--kv-dtype is ", options.kv_dtype, ": it is f32 or f16"));
+}
+
+absl::StatusOr<checkpoint::MemoryPlan> PlanMemory(const EngineOptions& options,
+                                                  const checkpoint::ModelConfig& config,
+                                                  tensor::DType dtype) {
+  COMOE_ASSIGN_OR_RETURN(const tensor::DType kv_dtype, KvDType(options));
+  return checkpoint::PlanMemory(config, dtype, kv_dtype);
 }
 
 absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkpoint::ModelConfig& config,

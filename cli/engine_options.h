@@ -14,6 +14,7 @@
 #include "engine/base/host.h"
 #include "engine/checkpoint/memory_plan.h"
 #include "engine/checkpoint/model_config.h"
+#include "engine/tensor/dtype.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace CLI {
@@ -28,6 +29,7 @@ struct EngineOptions {
   std::string policy = "resident";
   int threads = 0;                      // 0: as many as affinity and cgroup allow
   std::string kv_bytes;                 // "": from context and sequences
+  std::string kv_dtype = "f32";         // f32 | f16
   std::string expert_cache_bytes;       // "": not set
   std::string pinned_bytes;             // "": not set
   double expert_cache_fraction = -1.0;  // < 0: not set
@@ -41,10 +43,16 @@ struct EngineOptions {
   std::function<void(const api::RoutingObservation&)> routing_observer;
 };
 
-// --model --device --policy --threads --kv-bytes --expert-cache-fraction | --expert-cache-bytes
-// --pinned-bytes
-// --host-lane --widen --kernels --max-batch-tokens --max-sequences --quiet
+// --model --device --policy --threads --kv-bytes --kv-dtype --expert-cache-fraction | --expert-cache-bytes
+// --pinned-bytes --host-lane --widen --kernels --max-batch-tokens --max-sequences --quiet
 void AddEngineFlags(CLI::App& app, EngineOptions& options);
+// Of these, --kv-bytes and --kv-dtype.
+void AddKvFlags(CLI::App& app, EngineOptions& options);
+
+absl::StatusOr<tensor::DType> KvDType(const EngineOptions& options);
+// What `config` takes with weights of `dtype` and the options' KV.
+absl::StatusOr<checkpoint::MemoryPlan> PlanMemory(const EngineOptions& options,
+                                                  const checkpoint::ModelConfig& config, tensor::DType dtype);
 
 // --kv-bytes, or by default one whole context for each sequence, but at most half of what the weights leave.
 absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkpoint::ModelConfig& config,

@@ -124,7 +124,8 @@ absl::Status Inspect(const InspectOptions& options) {
   COMOE_ASSIGN_OR_RETURN(const CheckpointFolder folder,
                          OpenCheckpoint(options.engine.model, options.engine.widen));
   const base::HostMemory host = base::ReadHostMemory();
-  const checkpoint::MemoryPlan plan = checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype);
+  COMOE_ASSIGN_OR_RETURN(const checkpoint::MemoryPlan plan,
+                         PlanMemory(options.engine, folder.config, folder.tensors.expert_dtype));
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options.engine, folder.config, plan, host));
   const std::vector<Part> parts = PartsOf(plan, kv_bytes);
   if (options.json) {

@@ -32,7 +32,7 @@ ResidentCounts CountResident(const ModelConfig& config) {
 
 }  // namespace
 
-MemoryPlan PlanMemory(const ModelConfig& config, tensor::DType dtype) {
+MemoryPlan PlanMemory(const ModelConfig& config, tensor::DType dtype, tensor::DType kv_dtype) {
   using tensor::BlobLayout;
   using tensor::MatrixLayout;
   const std::int64_t d = config.hidden;
@@ -72,7 +72,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, tensor::DType dtype) {
   plan.resident_bytes = plan.embedding_bytes + plan.head_bytes + plan.attention_bytes + plan.router_bytes +
                         plan.shared_bytes + plan.dense_bytes + plan.vector_bytes;
   plan.total_bytes = plan.resident_bytes + plan.all_experts_bytes;
-  plan.kv_bytes_per_token = layers * 2 * Unsigned(kv) * sizeof(float);
+  plan.kv_bytes_per_token = layers * 2 * Unsigned(kv) * tensor::DTypeBytes(kv_dtype);
   return plan;
 }
 

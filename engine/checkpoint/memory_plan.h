@@ -31,10 +31,12 @@ struct MemoryPlan {
   std::uint64_t resident_bytes = 0;   // the sum of the seven above
   std::uint64_t total_bytes = 0;      // resident and all experts
 
-  std::uint64_t kv_bytes_per_token = 0;  // keys and values of all layers, F32, windows not considered
+  std::uint64_t kv_bytes_per_token = 0;  // keys and values of all layers, windows not considered
 };
 
-// `dtype` is that of all matrices. Cannot overflow for a config that ParseModelConfig accepted.
-MemoryPlan PlanMemory(const ModelConfig& config, tensor::DType dtype);
+// `dtype` is that of all matrices, `kv_dtype` that of keys and values. Cannot overflow for a config that
+// ParseModelConfig accepted.
+MemoryPlan PlanMemory(const ModelConfig& config, tensor::DType dtype,
+                      tensor::DType kv_dtype = tensor::DType::kF32);
 
 }  // namespace comoe::checkpoint

@@ -23,8 +23,9 @@ struct SequenceRows {
   absl::Span<const base::BlockId> blocks;  // block i holds positions [16 i, 16 i + 16)
 };
 
-// Stores keys and values of the step's rows in their blocks. Blocks of different sequences that are written
-// differ, and none of them is kNoBlock. Rows of no sequence are not stored.
+// Stores keys and values of the step's rows in their blocks, rounded to the cache's dtype (StoreKv). Blocks
+// of different sequences that are written differ, and none of them is kNoBlock. Rows of no sequence are not
+// stored.
 struct AppendKvArgs {
   tensor::TensorView keys;    // [T, G * P]
   tensor::TensorView values;  // [T, G * P]
@@ -33,7 +34,8 @@ struct AppendKvArgs {
 };
 absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device::Stream& stream);
 
-// Causal attention of the step's rows over their sequences' blocks: head h reads KV head h / (H / G);
+// Causal attention of the step's rows over their sequences' blocks, in float32 whatever dtype they are stored
+// in: head h reads KV head h / (H / G);
 // position j counts for a row at position i if j <= i and (window == 0 or i - j < window). Blocks are visited
 // in order with a running maximum, so a row's result does not depend on how its prompt was cut into chunks.
 // Blocks that lie before every row's window are not looked at and may be kNoBlock; positions that do not

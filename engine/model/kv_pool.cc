@@ -12,9 +12,9 @@
 
 namespace comoe::model {
 
-CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config) {
-  const tensor::KvLayout layout{config.num_kv_heads, config.head_dim};
+CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config, tensor::DType kv_dtype) {
   CacheGroups result;
+  result.layout = {config.num_kv_heads, config.head_dim, kv_dtype};
   for (const checkpoint::LayerConfig& layer : config.layers) {
     auto group =
         std::find_if(result.groups.begin(), result.groups.end(), [&layer](const api::CacheGroup& candidate) {
@@ -30,7 +30,7 @@ CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config) {
       group = result.groups.end() - 1;
     }
     ++group->num_layers;
-    group->bytes_per_block += layout.block_bytes();
+    group->bytes_per_block += result.layout.block_bytes();
     result.group_of_layer.push_back(static_cast<std::int32_t>(group - result.groups.begin()));
   }
   return result;
@@ -53,11 +53,10 @@ absl::StatusOr<KvPool> KvPool::Create(const checkpoint::ModelConfig& config, con
   COMOE_ASSIGN_OR_RETURN(pool.buffer_,
                          device.Allocate(device::MemoryKind::kDevice, blocks * bytes_per_position_block,
                                          tensor::kWeightAlignment));
-  const tensor::KvLayout layout{config.num_kv_heads, config.head_dim};
-  auto* data = reinterpret_cast<float*>(pool.buffer_.data());
+  std::byte* data = pool.buffer_.data();
   for (std::int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    pool.views_.push_back({data, static_cast<std::int64_t>(blocks), layout});
-    data += static_cast<std::int64_t>(blocks) * layout.block_floats();
+    pool.views_.push_back({data, static_cast<std::int64_t>(blocks), groups.layout});
+    data += blocks * groups.layout.block_bytes();
   }
   pool.group_of_layer_ = groups.group_of_layer;
   pool.num_blocks_.assign(groups.groups.size(), static_cast<std::int32_t>(blocks));
@@ -101,7 +100,7 @@ absl::StatusOr<api::StateSnapshot> KvPool::Snapshot(const std::vector<api::Group
   snapshot.groups.resize(num_blocks_.size());
   COMOE_RETURN_IF_ERROR(VisitBlocks(
       groups, num_tokens, [&snapshot](std::size_t group, const tensor::KvView& view, base::BlockId block) {
-        const auto* data = reinterpret_cast<const std::byte*>(view.keys(block, 0));
+        const std::byte* data = view.block(block);
         snapshot.groups[group].insert(snapshot.groups[group].end(), data, data + view.layout.block_bytes());
         return absl::OkStatus();
       }));
@@ -121,7 +120,7 @@ absl::Status KvPool::Restore(const api::StateSnapshot& snapshot,
         if (snapshot.groups[group].size() < done[group] + bytes) {
           return absl::InvalidArgumentError("the snapshot holds fewer blocks than are to be restored");
         }
-        std::memcpy(view.keys(block, 0), snapshot.groups[group].data() + done[group], bytes);
+        std::memcpy(view.block(block), snapshot.groups[group].data() + done[group], bytes);
         done[group] += bytes;
         return absl::OkStatus();
       });

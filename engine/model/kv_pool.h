@@ -19,14 +19,16 @@ namespace comoe::model {
 struct CacheGroups {
   std::vector<api::CacheGroup> groups;
   std::vector<std::int32_t> group_of_layer;  // [L]
+  tensor::KvLayout layout;                   // of every layer
 };
-CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config);
+CacheGroups MakeCacheGroups(const checkpoint::ModelConfig& config,
+                            tensor::DType kv_dtype = tensor::DType::kF32);
 
 // Owned by the engine thread.
 class KvPool {
  public:
-  // Blocks that `budget_bytes` holds, the same number of positions for every group. RESOURCE_EXHAUSTED when
-  // that is not even one block a group.
+  // Blocks that `budget_bytes` holds, the same number of positions for every group, in the dtype that
+  // `groups` was made for. RESOURCE_EXHAUSTED when that is not even one block a group.
   static absl::StatusOr<KvPool> Create(const checkpoint::ModelConfig& config, const CacheGroups& groups,
                                        std::uint64_t budget_bytes, device::Device& device);
 

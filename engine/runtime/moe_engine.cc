@@ -139,7 +139,7 @@ class MoeEngine final : public api::Engine {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
-  model::CacheGroups groups = model::MakeCacheGroups(parts.config);
+  model::CacheGroups groups = model::MakeCacheGroups(parts.config, parts.kv_dtype);
   parts.info.cache_groups = groups.groups;
   absl::StatusOr<model::KvPool> kv =
       model::KvPool::Create(parts.config, groups, parts.kv_bytes, *parts.device);
@@ -183,7 +183,6 @@ api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,
   }
   // A greedy completion is penalised too.
   info.default_sampling.repetition_penalty = static_cast<float>(defaults.repetition_penalty);
-  info.cache_groups = model::MakeCacheGroups(config).groups;
   return info;
 }
 

@@ -30,13 +30,14 @@ struct EngineParts {
   std::int64_t max_rows = 512;
   std::int64_t max_sequences = 1;
   std::uint64_t kv_bytes = 0;
+  tensor::DType kv_dtype = tensor::DType::kF32;  // or kF16
 };
 
 // Allocates KV and workspace; after that no step allocates device memory. RESOURCE_EXHAUSTED says what did
 // not fit.
 absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts);
 
-// What the model's facts are, for clients and people.
+// What the model's facts are, for clients and people; the cache groups are added by MakeEngine.
 api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,
                              const checkpoint::GenerationDefaults& defaults, tensor::DType dtype,
                              const std::string& name);

@@ -29,20 +29,24 @@ constexpr std::int64_t kPackedDims = 256;  // 16 KiB of stack; larger heads are 
 constexpr int kScoreQueries = kVecs == 1 ? 8 : kVecs == 2 ? 2 : 1;  // whose sums fit in the registers
 constexpr int kValueQueries = kVecs <= 2 ? 4 / kVecs : 1;
 
+constexpr std::int64_t kLineBytes = 64;
+
 // Blocks whose scores are computed before one step of the softmax and one pass over their values.
 constexpr int kChunkBlocks = 4;
 
 // Where the keys and values of a chunk lie, in the order of their use: keys of its blocks, values of its
-// blocks, and what comes after. Each is asked for while the one (or two) before it is worked on: the
-// hardware's own prefetchers stop at the end of a page, and a block's keys may be a page.
+// blocks, and what comes after. Each is asked for while the two before it are worked on (keys of many
+// queries: the one before): the hardware's own prefetchers stop at the end of a page, and a block's keys may
+// be a page. T, here and below, is the stored type.
+template <typename T>
 struct Chunk {
   int blocks = 0;
-  const float* pieces[2 * kChunkBlocks + 2];
+  const T* pieces[2 * kChunkBlocks + 2];
 
-  const float* keys(int block) const { return pieces[block]; }
-  const float* values(int block) const { return pieces[blocks + block]; }
-  const float* after_keys(int block, int step) const { return pieces[block + step]; }
-  const float* after_values(int block) const { return pieces[blocks + block + 1]; }
+  const T* keys(int block) const { return pieces[block]; }
+  const T* values(int block) const { return pieces[blocks + block]; }
+  const T* after_keys(int block, int step) const { return pieces[block + step]; }
+  const T* after_values(int block) const { return pieces[blocks + block + 2]; }
 };
 
 // The state of one query head of one row.
@@ -61,14 +65,14 @@ struct Query {
 // weights[j] = q . key j of `B` blocks from number `block` on, over even and odd dimensions apart, for
 // queries [first, first + N) of a tile. `packed` holds the tile's queries [P, kTileQueries], or is nullptr
 // where P is too large for that.
-template <int N, int B, bool kPacked>
-HWY_INLINE void Scores(const Chunk& chunk, int block, std::int64_t dim, const float* HWY_RESTRICT packed,
+template <int N, int B, bool kPacked, typename T>
+HWY_INLINE void Scores(const Chunk<T>& chunk, int block, std::int64_t dim, const float* HWY_RESTRICT packed,
                        int first, Query* tile) {
   F32Vec even[B][N][kVecs];
   F32Vec odd[B][N][kVecs];
   const float* q[N];
-  const float* HWY_RESTRICT keys[B];
-  const float* ahead[B];
+  const T* HWY_RESTRICT keys[B];
+  const T* ahead[B];
   COMOE_UNROLL
   for (int b = 0; b < B; ++b) {
     keys[b] = chunk.keys(block + b);
@@ -93,11 +97,13 @@ HWY_INLINE void Scores(const Chunk& chunk, int block, std::int64_t dim, const fl
     COMOE_UNROLL
     for (int b = 0; b < B; ++b) {
       hwy::Prefetch(ahead[b] + p * kBlock);
-      hwy::Prefetch(ahead[b] + (p + 1) * kBlock);
+      if constexpr (kBlock * sizeof(T) >= kLineBytes) {
+        hwy::Prefetch(ahead[b] + (p + 1) * kBlock);
+      }
       COMOE_UNROLL
       for (int v = 0; v < kVecs; ++v) {
-        const F32Vec key_even = LoadF32(keys[b] + p * kBlock + v * kLanes);
-        const F32Vec key_odd = LoadF32(keys[b] + (p + 1) * kBlock + v * kLanes);
+        const F32Vec key_even = LoadAsF32(F32(), keys[b] + p * kBlock + v * kLanes);
+        const F32Vec key_odd = LoadAsF32(F32(), keys[b] + (p + 1) * kBlock + v * kLanes);
         COMOE_UNROLL
         for (int n = 0; n < N; ++n) {
           even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key_even, even[b][n][v]);
@@ -114,7 +120,7 @@ HWY_INLINE void Scores(const Chunk& chunk, int block, std::int64_t dim, const fl
       COMOE_UNROLL
       for (int v = 0; v < kVecs; ++v) {
         if (p < dim) {
-          const F32Vec key = LoadF32(keys[b] + p * kBlock + v * kLanes);
+          const F32Vec key = LoadAsF32(F32(), keys[b] + p * kBlock + v * kLanes);
           even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key, even[b][n][v]);
         }
         StoreF32(hn::Add(even[b][n][v], odd[b][n][v]),
@@ -125,8 +131,8 @@ HWY_INLINE void Scores(const Chunk& chunk, int block, std::int64_t dim, const fl
 }
 
 // Scores of B blocks for queries [begin, end) of a tile.
-template <int B, int N>
-HWY_INLINE void AllScores(const Chunk& chunk, int block, std::int64_t dim, const float* packed, int begin,
+template <int B, int N, typename T>
+HWY_INLINE void AllScores(const Chunk<T>& chunk, int block, std::int64_t dim, const float* packed, int begin,
                           int end, Query* tile) {
   for (; end - begin >= N; begin += N) {
     if (packed != nullptr) {
@@ -145,7 +151,9 @@ HWY_INLINE void AllScores(const Chunk& chunk, int block, std::int64_t dim, const
 // Scores of the chunk for queries [begin, end). Few queries take two blocks at once, so that there are sums
 // enough to hide the latency of each; otherwise a block meets only the queries that see it: positions rise
 // with the row, so those are neighbours.
-void ChunkScores(const Chunk& chunk, std::int64_t dim, const float* packed, int begin, int end, Query* tile) {
+template <typename T>
+void ChunkScores(const Chunk<T>& chunk, std::int64_t dim, const float* packed, int begin, int end,
+                 Query* tile) {
   constexpr int kFew = kVecs == 1 ? 2 : 1;
   int block = 0;
   if (end - begin <= kFew) {
@@ -205,7 +213,9 @@ void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
     query.maximum = maximum;
     Scale(query.out, dim, keep);
   }
-  Scale(query.sums, kBlock, keep);
+  for (int at = 0; at < kBlock; at += kLanes) {
+    StoreF32(hn::Mul(LoadF32(query.sums + at), hn::Set(d, keep)), query.sums + at);
+  }
   for (int at = first; at < query.end; at += kLanes) {
     // Exp(NaN) is 0 and Max may drop a NaN; once in a sum, it stays.
     const F32Vec scores = LoadF32(query.weights + at);
@@ -219,8 +229,8 @@ void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
 
 // out += sum over positions j in [begin, end) of the chunk of weights[j] * value j, in order, for N queries
 // that all see them and V registers of dimensions.
-template <int N, int V, class D>
-HWY_INLINE void AddValues(D d, const Chunk& chunk, std::int64_t dim, std::int64_t at, int begin, int end,
+template <int N, int V, class D, typename T>
+HWY_INLINE void AddValues(D d, const Chunk<T>& chunk, std::int64_t dim, std::int64_t at, int begin, int end,
                           Query* queries) {
   constexpr std::int64_t kStep = static_cast<std::int64_t>(hn::MaxLanes(D()));
   hn::Vec<D> sums[N][V];
@@ -235,14 +245,16 @@ HWY_INLINE void AddValues(D d, const Chunk& chunk, std::int64_t dim, std::int64_
     const int block = begin / static_cast<int>(kBlock);
     const int start = block * static_cast<int>(kBlock);
     const int stop = std::min(end, start + static_cast<int>(kBlock));
-    const float* HWY_RESTRICT value = chunk.values(block) + (begin - start) * dim + at;
-    const float* ahead = chunk.after_values(block) + (begin - start) * dim + at;
+    const T* HWY_RESTRICT value = chunk.values(block) + (begin - start) * dim + at;
+    const T* ahead = chunk.after_values(block) + (begin - start) * dim + at;
     COMOE_NO_UNROLL
     for (; begin < stop; ++begin) {
       COMOE_UNROLL
       for (int v = 0; v < V; ++v) {
-        hwy::Prefetch(ahead + v * kStep);
-        const auto part = hn::LoadU(d, value + v * kStep);
+        if (v * kStep * static_cast<std::int64_t>(sizeof(T)) % kLineBytes == 0) {
+          hwy::Prefetch(ahead + v * kStep);
+        }
+        const auto part = LoadAsF32(d, value + v * kStep);
         COMOE_UNROLL
         for (int n = 0; n < N; ++n) {
           sums[n][v] = hn::MulAdd(hn::Set(d, queries[n].weights[begin]), part, sums[n][v]);
@@ -261,8 +273,8 @@ HWY_INLINE void AddValues(D d, const Chunk& chunk, std::int64_t dim, std::int64_
   }
 }
 
-template <int N>
-HWY_INLINE void AddPositions(const Chunk& chunk, std::int64_t dim, int begin, int end, Query* queries) {
+template <int N, typename T>
+HWY_INLINE void AddPositions(const Chunk<T>& chunk, std::int64_t dim, int begin, int end, Query* queries) {
   if (begin >= end) {
     return;
   }
@@ -282,8 +294,8 @@ HWY_INLINE void AddPositions(const Chunk& chunk, std::int64_t dim, int begin, in
 // Adds the chunk's values to groups of N queries, then to smaller ones. The positions that all of a group see
 // are added for all together, those before and behind for each alone: a value that does not count for a query
 // may be anything and must not meet its weight 0.
-template <int N = kValueQueries>
-void AddAllValues(const Chunk& chunk, std::int64_t dim, Query* queries, int count) {
+template <int N = kValueQueries, typename T>
+void AddAllValues(const Chunk<T>& chunk, std::int64_t dim, Query* queries, int count) {
   int n = 0;
   for (; n + N <= count; n += N) {
     Query* group = queries + n;
@@ -305,17 +317,18 @@ void AddAllValues(const Chunk& chunk, std::int64_t dim, Query* queries, int coun
 }
 
 // Blocks [first, first + blocks) of a sequence, of which `last` is the last one that is ever used.
-Chunk MakeChunk(const AttentionArgs& args, const SequenceRows& seq, std::int64_t kv_head, std::int64_t first,
-                std::int64_t end, std::int64_t last) {
-  Chunk chunk;
+template <typename T>
+Chunk<T> MakeChunk(const AttentionArgs& args, const SequenceRows& seq, std::int64_t kv_head,
+                   std::int64_t first, std::int64_t end, std::int64_t last) {
+  Chunk<T> chunk;
   chunk.blocks = static_cast<int>(end - first);
   const auto block = [&seq](std::int64_t b) { return seq.blocks[static_cast<std::size_t>(b)]; };
   for (int i = 0; i < chunk.blocks; ++i) {
-    chunk.pieces[i] = args.kv.keys(block(first + i), kv_head);
-    chunk.pieces[chunk.blocks + i] = args.kv.values(block(first + i), kv_head);
+    chunk.pieces[i] = args.kv.keys<T>(block(first + i), kv_head);
+    chunk.pieces[chunk.blocks + i] = args.kv.values<T>(block(first + i), kv_head);
   }
   for (int i = 0; i < 2; ++i) {
-    chunk.pieces[2 * chunk.blocks + i] = args.kv.keys(block(std::min(end + i, last)), kv_head);
+    chunk.pieces[2 * chunk.blocks + i] = args.kv.keys<T>(block(std::min(end + i, last)), kv_head);
   }
   return chunk;
 }
@@ -335,6 +348,7 @@ void FindPositions(std::int64_t start, std::int64_t size, Query* tile, int count
 
 // `count` query heads of KV head `kv_head` from number `first` on, counting all of a sequence's rows one
 // after the other.
+template <typename T>
 void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t kv_head, std::int64_t first,
                 int count) {
   const std::int64_t dim = args.kv.layout.head_dim;
@@ -362,7 +376,7 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
   // Chunks begin at multiples of their size, so that a row meets the same ones whatever rows are beside it.
   for (std::int64_t b = queries[0].first / kBlock; b <= last_block;) {
     const std::int64_t end_block = std::min((b / kChunkBlocks + 1) * kChunkBlocks, last_block + 1);
-    const Chunk chunk = MakeChunk(args, seq, kv_head, b, end_block, last_block);
+    const Chunk<T> chunk = MakeChunk<T>(args, seq, kv_head, b, end_block, last_block);
     int begin = 0;
     int end = 0;
     FindPositions(b * kBlock, chunk.blocks * kBlock, queries, count, begin, end);
@@ -385,6 +399,7 @@ std::int64_t NumTiles(const AttentionArgs& args, const SequenceRows& seq) {
 }
 
 // Tiles of all sequences and KV heads, every `step`-th from number `first` on.
+template <typename T>
 void AttendTiles(const AttentionArgs& args, std::int64_t first, std::int64_t step) {
   const std::int64_t group = args.heads / args.kv.layout.kv_heads;
   std::int64_t next = first;
@@ -393,7 +408,7 @@ void AttendTiles(const AttentionArgs& args, std::int64_t first, std::int64_t ste
     for (; next < tiles * args.kv.layout.kv_heads; next += step) {
       const std::int64_t query = next % tiles * kTileQueries;
       const std::int64_t count = std::min<std::int64_t>(kTileQueries, seq.num_rows * group - query);
-      AttendTile(args, seq, next / tiles, query, static_cast<int>(count));
+      AttendTile<T>(args, seq, next / tiles, query, static_cast<int>(count));
     }
     next -= tiles * args.kv.layout.kv_heads;
   }
@@ -417,7 +432,9 @@ double EstimateAttentionNs(const AttentionArgs& args) {
 absl::Status AttentionCpu(const AttentionArgs& args, device::Stream& stream) {
   COMOE_RETURN_IF_ERROR(CheckHostStream("Attention", stream));
   const std::int64_t pieces = NumPieces(stream, EstimateAttentionNs(args));
-  ForTasks(stream, pieces, [&](std::int64_t piece) { AttendTiles(args, piece, pieces); });
+  tensor::WithStoredType(args.kv.layout, [&](auto stored) {
+    ForTasks(stream, pieces, [&](std::int64_t piece) { AttendTiles<decltype(stored)>(args, piece, pieces); });
+  });
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// CPU kernels that only move bytes: one build serves every SIMD target.
+// CPU kernels that only move and convert elements: one build serves every SIMD target.
 #pragma once
 
 #include "absl/status/status.h"

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
@@ -37,6 +38,27 @@ inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 inline constexpr int kVecs = 16 / kLanes;  // registers of 16 floats
 
 HWY_INLINE F32Vec LoadF32(const float* from) { return hn::LoadU(F32(), from); }
+
+// Floats, or the floats that binary16 bits stand for.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAsF32(D d, const float* from) {
+  return hn::LoadU(d, from);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAsF32(D d, const std::uint16_t* from) {
+  const hn::Rebind<hwy::float16_t, D> f16;
+  const auto value = hn::PromoteTo(d, hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(from)));
+#if HWY_TARGET >= HWY_SSE4
+  // Without an instruction for it, Highway takes the highest exponent, NaN and Inf, for 2^16 and more.
+  const auto infinity = hn::Set(d, std::numeric_limits<float>::infinity());
+  const hn::RebindToUnsigned<D> bits;
+  const auto highest = hn::Ge(hn::Abs(value), hn::Set(d, 65536.0F));
+  return hn::IfThenElse(highest,
+                        hn::BitCast(d, hn::Or(hn::BitCast(bits, value), hn::BitCast(bits, infinity))), value);
+#else
+  return value;
+#endif
+}
 HWY_INLINE void StoreF32(F32Vec v, float* to) { hn::StoreU(v, F32(), to); }
 
 // The sum of 16 floats in one fixed order, the same for every target.

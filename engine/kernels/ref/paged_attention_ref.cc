@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
 
-// One head of one row at `position`: out[P] = softmax(scale * q.k) v over the positions that count.
+// One head of one row at `position`: out[P] = softmax(scale * q.k) v over the positions that count. T: the
+// stored type.
+template <typename T>
 void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t position, std::int64_t head,
                const float* query, float* out) {
   const std::int64_t dim = args.kv.layout.head_dim;
@@ -22,11 +24,11 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
   std::fill(out, out + dim, 0.0F);
   for (std::int64_t j = first; j <= position; ++j) {
     const base::BlockId block = seq.blocks[static_cast<std::size_t>(j / kBlock)];
-    const float* keys = args.kv.keys(block, kv_head) + j % kBlock;
-    const float* values = args.kv.values(block, kv_head) + j % kBlock * dim;
+    const T* keys = args.kv.keys<T>(block, kv_head) + j % kBlock;
+    const T* values = args.kv.values<T>(block, kv_head) + j % kBlock * dim;
     float score = 0;
     for (std::int64_t p = 0; p < dim; ++p) {
-      score += query[p] * keys[p * kBlock];
+      score += query[p] * tensor::LoadKv(keys + p * kBlock);
     }
     score *= args.scale;
     const float raised = std::max(maximum, score);
@@ -35,7 +37,7 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
     maximum = raised;
     sum = sum * keep + weight;
     for (std::int64_t p = 0; p < dim; ++p) {
-      out[p] = out[p] * keep + weight * values[p];
+      out[p] = out[p] * keep + weight * tensor::LoadKv(values + p);
     }
   }
   for (std::int64_t p = 0; p < dim; ++p) {
@@ -43,10 +45,8 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
   }
 }
 
-}  // namespace
-
-absl::Status AppendKvRef(const AppendKvArgs& args, device::Stream& stream) {
-  COMOE_RETURN_IF_ERROR(CheckHostStream("AppendKv", stream));
+template <typename T>
+void AppendRows(const AppendKvArgs& args) {
   const std::int64_t dim = args.kv.layout.head_dim;
   for (const SequenceRows& seq : args.sequences) {
     for (std::int64_t r = 0; r < seq.num_rows; ++r) {
@@ -55,26 +55,40 @@ absl::Status AppendKvRef(const AppendKvArgs& args, device::Stream& stream) {
       const std::int64_t slot = position % kBlock;
       for (std::int64_t h = 0; h < args.kv.layout.kv_heads; ++h) {
         for (std::int64_t p = 0; p < dim; ++p) {
-          args.kv.keys(block, h)[p * kBlock + slot] = args.keys.f32(seq.first_row + r)[h * dim + p];
-          args.kv.values(block, h)[slot * dim + p] = args.values.f32(seq.first_row + r)[h * dim + p];
+          tensor::StoreKv(args.keys.f32(seq.first_row + r)[h * dim + p],
+                          args.kv.keys<T>(block, h) + p * kBlock + slot);
+          tensor::StoreKv(args.values.f32(seq.first_row + r)[h * dim + p],
+                          args.kv.values<T>(block, h) + slot * dim + p);
         }
       }
     }
   }
+}
+
+template <typename T>
+void AttendRows(const AttentionArgs& args) {
+  const std::int64_t dim = args.kv.layout.head_dim;
+  for (const SequenceRows& seq : args.sequences) {
+    for (std::int64_t r = 0; r < seq.num_rows; ++r) {
+      for (std::int64_t h = 0; h < args.heads; ++h) {
+        AttendRef<T>(args, seq, seq.start_position + r, h, args.queries.f32(seq.first_row + r) + h * dim,
+                     args.out.f32(seq.first_row + r) + h * dim);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status AppendKvRef(const AppendKvArgs& args, device::Stream& stream) {
+  COMOE_RETURN_IF_ERROR(CheckHostStream("AppendKv", stream));
+  tensor::WithStoredType(args.kv.layout, [&](auto stored) { AppendRows<decltype(stored)>(args); });
   return absl::OkStatus();
 }
 
 absl::Status AttentionRef(const AttentionArgs& args, device::Stream& stream) {
   COMOE_RETURN_IF_ERROR(CheckHostStream("Attention", stream));
-  const std::int64_t dim = args.kv.layout.head_dim;
-  for (const SequenceRows& seq : args.sequences) {
-    for (std::int64_t r = 0; r < seq.num_rows; ++r) {
-      for (std::int64_t h = 0; h < args.heads; ++h) {
-        AttendRef(args, seq, seq.start_position + r, h, args.queries.f32(seq.first_row + r) + h * dim,
-                  args.out.f32(seq.first_row + r) + h * dim);
-      }
-    }
-  }
+  tensor::WithStoredType(args.kv.layout, [&](auto stored) { AttendRows<decltype(stored)>(args); });
   return absl::OkStatus();
 }
 

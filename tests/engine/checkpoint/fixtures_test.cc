@@ -122,6 +122,8 @@ TEST(MemoryPlan, CountsByHand) {
   EXPECT_EQ(plan.vector_bytes,
             (4U * (64 + 64 + 64 + 32 + 32) + 64) * 4);  // two norms, q k v biases; final norm
   EXPECT_EQ(plan.kv_bytes_per_token, 4U * 2 * 32 * 4);
+  EXPECT_EQ(PlanMemory(opened->config, tensor::DType::kBf16, tensor::DType::kF16).kv_bytes_per_token,
+            4U * 2 * 32 * 2);
 }
 
 TEST(WeightNames, SpellingsOfBothKinds) {

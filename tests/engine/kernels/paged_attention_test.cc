@@ -15,15 +15,18 @@ namespace comoe::kernels {
 namespace {
 
 constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
+constexpr tensor::DType kKvDTypes[] = {tensor::DType::kF32, tensor::DType::kF16};
 
 struct Shape {
   std::int64_t heads = 1;
   std::int64_t kv_heads = 1;
   std::int64_t dim = 16;
   std::int64_t window = 0;
+  tensor::DType kv = tensor::DType::kF32;
 
   std::string ToString() const {
-    return absl::StrCat("H=", heads, " G=", kv_heads, " P=", dim, " window=", window);
+    return absl::StrCat("H=", heads, " G=", kv_heads, " P=", dim, " window=", window, " KV ",
+                        tensor::DTypeName(kv));
   }
 };
 
@@ -44,9 +47,8 @@ class History {
       std::swap(blocks_[static_cast<std::size_t>(b)],
                 blocks_[static_cast<std::size_t>(random_.Below(b + 1))]);
     }
-    const tensor::KvLayout layout = {shape.kv_heads, shape.dim};
-    pool_.assign(static_cast<std::size_t>((blocks + 4) * layout.block_floats()),
-                 std::numeric_limits<float>::quiet_NaN());
+    const tensor::KvLayout layout = {shape.kv_heads, shape.dim, shape.kv};
+    pool_.assign(static_cast<std::size_t>(blocks + 4) * layout.block_bytes(), std::byte{0xff});  // NaN
     kv_ = {pool_.data(), blocks + 4, layout};
   }
 
@@ -90,7 +92,12 @@ class History {
     return out;
   }
 
-  // In double, over all positions at once.
+  // What the pool holds of a key or value.
+  double Stored(float value) const {
+    return shape_.kv == tensor::DType::kF16 ? tensor::F16ToFloat(tensor::FloatToFiniteF16(value)) : value;
+  }
+
+  // In double, over all positions at once, of the keys and values as they are stored.
   Matrix Exact() const {
     Matrix out(length(), shape_.heads * shape_.dim);
     for (std::int64_t i = 0; i < length(); ++i) {
@@ -101,7 +108,7 @@ class History {
         for (std::int64_t j = first; j <= i; ++j) {
           double score = 0;
           for (std::int64_t p = 0; p < shape_.dim; ++p) {
-            score += static_cast<double>(queries_.at(i, h * shape_.dim + p)) * keys_.at(j, kv + p);
+            score += static_cast<double>(queries_.at(i, h * shape_.dim + p)) * Stored(keys_.at(j, kv + p));
           }
           weights.push_back(score * scale());
         }
@@ -114,7 +121,7 @@ class History {
         for (std::int64_t p = 0; p < shape_.dim; ++p) {
           double value = 0;
           for (std::int64_t j = first; j <= i; ++j) {
-            value += weights[static_cast<std::size_t>(j - first)] / sum * values_.at(j, kv + p);
+            value += weights[static_cast<std::size_t>(j - first)] / sum * Stored(values_.at(j, kv + p));
           }
           out.at(i, h * shape_.dim + p) = static_cast<float>(value);
         }
@@ -145,7 +152,7 @@ class History {
   Matrix keys_;
   Matrix values_;
   std::vector<base::BlockId> blocks_;
-  std::vector<float> pool_;
+  std::vector<std::byte> pool_;
   tensor::KvView kv_;
 };
 
@@ -157,14 +164,18 @@ std::vector<const KernelTable*> AllTables() {
   return tables;
 }
 
-void ExpectExact(const Shape& shape, std::int64_t length) {
+// As close for binary16 as for float32: the judge reads the same rounded keys and values.
+void ExpectExact(Shape shape, std::int64_t length) {
   const TestStream one(1);
-  History history(shape, length, static_cast<std::uint64_t>(shape.dim * 100 + length));
-  const Matrix exact = history.Exact();
-  for (const KernelTable* table : AllTables()) {
-    const Matrix out = history.Run(*table, one, {length});
-    ASSERT_EQ(WorstElement(out, exact, [&](auto, auto) { return history.Tolerance(); }), "")
-        << table->name << " " << shape.ToString() << " length " << length;
+  for (const tensor::DType kv : kKvDTypes) {
+    shape.kv = kv;
+    History history(shape, length, static_cast<std::uint64_t>(shape.dim * 100 + length));
+    const Matrix exact = history.Exact();
+    for (const KernelTable* table : AllTables()) {
+      const Matrix out = history.Run(*table, one, {length});
+      ASSERT_EQ(WorstElement(out, exact, [&](auto, auto) { return history.Tolerance(); }), "")
+          << table->name << " " << shape.ToString() << " length " << length;
+    }
   }
 }
 
@@ -199,8 +210,8 @@ TEST(PagedAttentionTest, EveryWindow) {
 TEST(PagedAttentionTest, ChunksDoNotShow) {
   const TestStream one(1);
   for (const std::int64_t window : {0, 1, 8, 16, 19, 40}) {
-    for (const std::int64_t dim : {24, 64}) {
-      const Shape shape = {6, 2, dim, window};
+    for (const Shape& shape :
+         {Shape{6, 2, 24, window}, Shape{6, 2, 64, window}, Shape{6, 2, 64, window, tensor::DType::kF16}}) {
       constexpr std::int64_t kLength = 83;
       History history(shape, kLength, 9);
       std::vector<std::int64_t> singles(kLength, 1);
@@ -221,13 +232,15 @@ TEST(PagedAttentionTest, ThreadsAndTargetsDoNotShow) {
   const TestStream one(1);
   const TestStream two(2);
   const TestStream three(3);
-  History history({8, 2, 64, 0}, 700, 4);
-  const Matrix judge = history.Run(CpuKernels(), one, {700});
-  EXPECT_EQ(FirstDifference(history.Run(CpuKernels(), two, {700}), judge, 700), "");
-  EXPECT_EQ(FirstDifference(history.Run(CpuKernels(), three, {699, 1}), judge, 700), "");
-  for (const KernelTable& table : AllCpuKernels()) {
-    if (HasFma(table) && HasFma(CpuKernels())) {
-      EXPECT_EQ(FirstDifference(history.Run(table, one, {700}), judge, 700), "") << table.name;
+  for (const tensor::DType kv : kKvDTypes) {
+    History history({8, 2, 64, 0, kv}, 700, 4);
+    const Matrix judge = history.Run(CpuKernels(), one, {700});
+    EXPECT_EQ(FirstDifference(history.Run(CpuKernels(), two, {700}), judge, 700), "");
+    EXPECT_EQ(FirstDifference(history.Run(CpuKernels(), three, {699, 1}), judge, 700), "");
+    for (const KernelTable& table : AllCpuKernels()) {
+      if (HasFma(table) && HasFma(CpuKernels())) {
+        EXPECT_EQ(FirstDifference(history.Run(table, one, {700}), judge, 700), "") << table.name;
+      }
     }
   }
 }
@@ -243,11 +256,8 @@ TEST(PagedAttentionTest, SequencesDoNotMix) {
     const Matrix alone_b = b.Run(*table, one, {30, 10});
     // Both in one pool: b's blocks behind a's.
     const std::int64_t a_blocks = a.kv().num_blocks;
-    std::vector<float> pool(
-        static_cast<std::size_t>((a_blocks + b.kv().num_blocks) * a.kv().layout.block_floats()));
-    std::copy_n(a.kv().data, a_blocks * a.kv().layout.block_floats(), pool.begin());
-    std::copy_n(b.kv().data, b.kv().num_blocks * b.kv().layout.block_floats(),
-                pool.begin() + a_blocks * a.kv().layout.block_floats());
+    std::vector<std::byte> pool(a.kv().data, a.kv().block({static_cast<std::int32_t>(a_blocks)}));
+    pool.insert(pool.end(), b.kv().data, b.kv().block({static_cast<std::int32_t>(b.kv().num_blocks)}));
     std::vector<base::BlockId> b_blocks = b.blocks();
     for (base::BlockId& block : b_blocks) {
       block.value += static_cast<std::int32_t>(a_blocks);
@@ -315,13 +325,14 @@ TEST(PagedAttentionTest, NanKeyShows) {
   constexpr std::int64_t kLength = 53;
   for (const std::int64_t heads : {1, 3, 8}) {
     for (const std::int64_t window : {0, 1, 20}) {
-      for (const std::int64_t dim : {5, 32, 258}) {
-        const Shape shape = {heads, 1, dim, window};
+      for (const Shape& shape :
+           {Shape{heads, 1, 5, window}, Shape{heads, 1, 32, window}, Shape{heads, 1, 258, window},
+            Shape{heads, 1, 32, window, tensor::DType::kF16}}) {
         for (const std::int64_t bad : {0, 7, 15, 16, 33, 52}) {
           for (const KernelTable* table : AllTables()) {
             History history(shape, kLength, 6);
             const Matrix clean = history.Run(*table, one, {kLength});
-            history.keys().at(bad, dim / 2) = std::numeric_limits<float>::quiet_NaN();
+            history.keys().at(bad, shape.dim / 2) = std::numeric_limits<float>::quiet_NaN();
             for (const auto& chunks :
                  {std::vector<std::int64_t>{kLength}, std::vector<std::int64_t>(kLength, 1)}) {
               const Matrix out = history.Run(*table, one, chunks);
@@ -377,6 +388,25 @@ TEST(PagedAttentionTest, LargeScores) {
     const Matrix out = history.Run(*table, one, {60});
     // Scores reach 2 / sqrt(16) * 16 * 60 * 20 = 9600; a few of their roundings go into a weight's exponent.
     EXPECT_EQ(WorstElement(out, exact, [](auto, auto) { return 8.0 * 9600.0 * kEpsilon; }), "")
+        << table->name;
+  }
+}
+
+// What a half cannot hold is stored as its largest value, so that answers are imprecise and not NaN.
+TEST(PagedAttentionTest, HalfKeysAndValuesSaturate) {
+  const TestStream one(1);
+  for (const KernelTable* table : AllTables()) {
+    History history({2, 1, 24, 0, tensor::DType::kF16}, 20, 5);
+    history.values().at(3, 7) = 1e30F;
+    history.values().at(3, 8) = -std::numeric_limits<float>::infinity();
+    history.values().at(3, 9) = 0x1.8p-24F;  // between two subnormals
+    const Matrix exact = history.Exact();
+    const Matrix out = history.Run(*table, one, {20});
+    EXPECT_EQ(WorstElement(out, exact,
+                           [&](auto, std::int64_t c) {
+                             return history.Tolerance() * (c % 24 == 7 || c % 24 == 8 ? 65504.0 : 1.0);
+                           }),
+              "")
         << table->name;
   }
 }

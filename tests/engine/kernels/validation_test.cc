@@ -130,7 +130,7 @@ TEST_F(ValidationTest, Rope) {
 
 TEST_F(ValidationTest, Sequences) {
   const tensor::KvLayout layout = {1, 4};
-  std::vector<float> pool(static_cast<std::size_t>(3 * layout.block_floats()));
+  std::vector<std::byte> pool(3 * layout.block_bytes());
   const tensor::KvView kv = {pool.data(), 3, layout};
   Matrix values(3, 4);
   const std::vector<base::BlockId> two = {base::BlockId{2}, base::BlockId{0}};
@@ -154,11 +154,14 @@ TEST_F(ValidationTest, Sequences) {
   const tensor::KvView nowhere = {nullptr, 3, layout};
   const AttentionArgs args = {m34_.view(), {}, nowhere, 1, 0, 1.0F, values.view()};
   ExpectRefused(Attention(none_, args, *stream_), "Attention", "the KV cache has no data");
+  AttentionArgs bf16 = args;
+  bf16.kv = {pool.data(), 3, {1, 4, tensor::DType::kBf16}};
+  ExpectRefused(Attention(none_, bf16, *stream_), "Attention", "the KV cache is BF16, not F32 or F16");
 }
 
 TEST_F(ValidationTest, AttentionHeads) {
   const tensor::KvLayout layout = {2, 2};
-  std::vector<float> pool(static_cast<std::size_t>(layout.block_floats()));
+  std::vector<std::byte> pool(layout.block_bytes());
   const tensor::KvView kv = {pool.data(), 1, layout};
   Matrix out(3, 4);
   ExpectRefused(Attention(none_, {m34_.view(), {}, kv, 3, 0, 1.0F, out.view()}, *stream_), "Attention",

@@ -1,6 +1,9 @@
 #include "engine/model/kv_pool.h"
 
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "engine/device/cpu/cpu_device.h"
@@ -29,24 +32,35 @@ TEST(CacheGroups, OneGroupAWindowSize) {
   EXPECT_THAT(groups.group_of_layer, ::testing::ElementsAre(0, 1, 0, 1));
 }
 
-TEST(KvPool, SnapshotGoesBackIntoOtherBlocks) {
+TEST(CacheGroups, HalvesTakeHalf) {
+  const CacheGroups groups = MakeCacheGroups(TwoWindows(), tensor::DType::kF16);
+  EXPECT_EQ(groups.groups[0].bytes_per_block, 2U * 2 * 2 * 4 * 16 * 2);
+}
+
+class KvPoolDType : public ::testing::TestWithParam<tensor::DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, KvPoolDType, ::testing::Values(tensor::DType::kF32, tensor::DType::kF16),
+                         [](const auto& param) { return std::string(tensor::DTypeName(param.param)); });
+
+TEST_P(KvPoolDType, SnapshotGoesBackIntoOtherBlocks) {
   const checkpoint::ModelConfig config = TwoWindows();
-  const CacheGroups groups = MakeCacheGroups(config);
+  const CacheGroups groups = MakeCacheGroups(config, GetParam());
   const std::unique_ptr<device::Device> device = device::MakeCpuDevice(1);
   absl::StatusOr<KvPool> pool = KvPool::Create(config, groups, std::uint64_t{64} << 10, *device);
   ASSERT_TRUE(pool.ok()) << pool.status();
   ASSERT_GE(pool->num_blocks()[0], 6);
   const std::vector<api::GroupState> from = {{{{1}, {3}}}, {{base::kNoBlock, {2}}}};
   const std::vector<api::GroupState> to = {{{{4}, {0}}}, {{base::kNoBlock, {5}}}};
-  float value = 1.0F;
-  const auto fill = [&](std::int64_t layer, base::BlockId block, float first) {
+  std::uint16_t value = 1;
+  const auto fill = [&](std::int64_t layer, base::BlockId block, std::uint16_t first) {
     const tensor::KvView& view = pool->layer(layer);
-    std::iota(view.keys(block, 0), view.keys(block, 0) + view.layout.block_floats(), first);
+    auto* data = reinterpret_cast<std::uint16_t*>(view.block(block));
+    std::iota(data, data + view.layout.block_bytes() / sizeof(*data), first);
   };
   for (std::int64_t layer = 0; layer < 4; ++layer) {
     for (const base::BlockId block : from[static_cast<std::size_t>(layer % 2)].blocks) {
       if (block != base::kNoBlock) {
-        fill(layer, block, value += 1000.0F);
+        fill(layer, block, value);
+        value = static_cast<std::uint16_t>(value + 1000);
       }
     }
   }
@@ -60,9 +74,8 @@ TEST(KvPool, SnapshotGoesBackIntoOtherBlocks) {
         continue;
       }
       const tensor::KvView& view = pool->layer(layer);
-      const float* was = view.keys(from[group].blocks[i], 0);
-      const float* is = view.keys(to[group].blocks[i], 0);
-      EXPECT_TRUE(std::equal(was, was + view.layout.block_floats(), is));
+      const std::byte* was = view.block(from[group].blocks[i]);
+      EXPECT_TRUE(std::equal(was, was + view.layout.block_bytes(), view.block(to[group].blocks[i])));
     }
   }
 }

@@ -1,4 +1,5 @@
 // The engine over real (tiny) checkpoints: what must not matter does not matter, bit for bit.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -23,11 +24,12 @@ std::string FixtureFolder(const std::string& name) {
 }
 
 std::unique_ptr<cli::EngineBundle> Load(const std::string& name, int threads, const std::string& kernels,
-                                        std::int64_t rows) {
+                                        std::int64_t rows, const std::string& kv_dtype = "f32") {
   cli::EngineOptions options;
   options.model = FixtureFolder(name);
   options.threads = threads;
   options.kernels = kernels;
+  options.kv_dtype = kv_dtype;
   options.quiet = true;
   options.max_batch_tokens = rows;
   options.max_sequences = 4;
@@ -86,6 +88,18 @@ TEST_P(EngineFixture, ThreadsDoNotMatter) {
       SameBits(LogitsInChunks(one->engine(), prompt, 64), LogitsInChunks(three->engine(), prompt, 64)));
 }
 
+// |a - b| / |b| over all logits.
+double RelativeDifference(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double difference = 0.0;
+  double norm = 0.0;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    norm += static_cast<double>(b[i]) * b[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
 TEST_P(EngineFixture, FastKernelsAgreeWithTheReference) {
   const std::vector<base::TokenId> prompt = RandomPrompt(3, kPromptTokens);
   const std::unique_ptr<cli::EngineBundle> fast = Load(GetParam(), 2, "best", 64);
@@ -93,13 +107,26 @@ TEST_P(EngineFixture, FastKernelsAgreeWithTheReference) {
   ASSERT_TRUE(fast != nullptr && reference != nullptr);
   const std::vector<float> ours = LogitsInChunks(fast->engine(), prompt, 64);
   const std::vector<float> judge = LogitsInChunks(reference->engine(), prompt, 64);
-  double difference = 0.0;
-  double norm = 0.0;
-  for (std::size_t i = 0; i < judge.size(); ++i) {
-    difference += (static_cast<double>(ours[i]) - judge[i]) * (static_cast<double>(ours[i]) - judge[i]);
-    norm += static_cast<double>(judge[i]) * judge[i];
-  }
-  EXPECT_LT(std::sqrt(difference / norm), 1e-5);
+  EXPECT_LT(RelativeDifference(ours, judge), 1e-5);
+}
+
+// Keys and values as halves: off by 2^-12 relatively on average, and so are the logits, as long as no expert
+// flips; the same bits for every chunk and thread count; half the bytes a block.
+TEST_P(EngineFixture, HalfKeysAndValues) {
+  const std::vector<base::TokenId> prompt = RandomPrompt(4, kPromptTokens);
+  const std::unique_ptr<cli::EngineBundle> exact = Load(GetParam(), 1, "best", 64);
+  const std::unique_ptr<cli::EngineBundle> half = Load(GetParam(), 1, "best", 64, "f16");
+  const std::unique_ptr<cli::EngineBundle> threads = Load(GetParam(), 3, "best", 64, "f16");
+  ASSERT_TRUE(exact != nullptr && half != nullptr && threads != nullptr);
+  EXPECT_EQ(2 * half->engine().model_info().cache_groups[0].bytes_per_block,
+            exact->engine().model_info().cache_groups[0].bytes_per_block);
+  EXPECT_EQ(half->engine().capacity().num_blocks, exact->engine().capacity().num_blocks);
+  const std::vector<float> ours = LogitsInChunks(half->engine(), prompt, 64);
+  const double difference = RelativeDifference(ours, LogitsInChunks(exact->engine(), prompt, 64));
+  EXPECT_GT(difference, 0.0);
+  EXPECT_LT(difference, 1e-3);
+  EXPECT_TRUE(SameBits(ours, LogitsInChunks(half->engine(), prompt, 1)));
+  EXPECT_TRUE(SameBits(ours, LogitsInChunks(threads->engine(), prompt, 23)));
 }
 
 // Three sequences in one step, at different positions and in scattered blocks, give what each gives alone.

@@ -108,12 +108,36 @@ TEST(DTypeTest, Overflow) {
   EXPECT_EQ(FloatToF16(-std::numeric_limits<float>::denorm_min()), 0x8000);
 }
 
+TEST(DTypeTest, FiniteF16IsF16ExceptForOverflow) {
+  for (int i = 0; i < kAll; ++i) {  // every half and its neighbours, and what lies in the middle of two
+    const float value = F16ToFloat(Bits(i));
+    if (!std::isfinite(value)) {
+      continue;
+    }
+    for (const float f : {value, std::nextafterf(value, 1e6F), std::nextafterf(value, -1e6F), value * 1.0001F,
+                          (value + F16ToFloat(Bits((i + 1) % kAll))) * 0.5F}) {
+      if (std::fabs(f) < 65520.0F) {
+        ASSERT_EQ(FloatToFiniteF16(f), FloatToF16(f)) << f;
+      }
+    }
+  }
+  ExpectRoundsToNearestEven(0x7bff, F16ToFloat, FloatToFiniteF16);
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float large : {65520.0F, 1e30F, std::numeric_limits<float>::max(), infinity}) {
+    EXPECT_EQ(FloatToFiniteF16(large), 0x7bff) << large;
+    EXPECT_EQ(FloatToFiniteF16(-large), 0xfbff) << large;
+  }
+  EXPECT_EQ(FloatToFiniteF16(std::numeric_limits<float>::denorm_min()), 0);
+  EXPECT_EQ(FloatToFiniteF16(-0.0F), 0x8000);
+}
+
 // A NaN whose payload lies in the bits that are cut off must not become infinity.
 TEST(DTypeTest, NanStaysNan) {
   for (const std::uint32_t bits : {0x7f800001U, 0xff800001U, 0x7fc00000U, 0x7fffffffU}) {
     const auto nan = std::bit_cast<float>(bits);
     EXPECT_TRUE(std::isnan(Bf16ToFloat(FloatToBf16(nan))));
     EXPECT_TRUE(std::isnan(F16ToFloat(FloatToF16(nan))));
+    EXPECT_TRUE(std::isnan(F16ToFloat(FloatToFiniteF16(nan))));
   }
 }
 
