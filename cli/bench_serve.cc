@@ -38,7 +38,8 @@ struct BenchServeOptions {
 absl::Status Call(const grpc::Status& status, absl::string_view server) {
   return status.ok() ? absl::OkStatus()
                      : absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                                    absl::StrCat(server, ": ", status.error_message()));
+                                    absl::StrCat(server, ": ", status.error_message(),
+                                                 " (is a comoe serve running there, and done loading?)"));
 }
 
 // The vocabulary, and the ids of the file that prompts are cut from.
@@ -128,6 +129,9 @@ void PrintTable(const LoadResult& result) {
   for (const auto& [code, count] : result.errors) {
     absl::PrintF("\n%d ended with %s\n", count, code);
   }
+  if (!result.first_error.empty()) {
+    absl::PrintF("the first one: %s\n", result.first_error);
+  }
 }
 
 void PrintJson(const BenchServeOptions& options, const LoadResult& result) {
@@ -146,7 +150,8 @@ void PrintJson(const BenchServeOptions& options, const LoadResult& result) {
       {"output_tokens", result.output_tokens},
       {"output_tokens_per_second", static_cast<double>(result.output_tokens) / result.seconds},
       {"requests_per_second", static_cast<double>(result.end_to_end.size()) / result.seconds},
-      {"errors", result.errors}};
+      {"errors", result.errors},
+      {"first_error", result.first_error}};
   for (const Row& row : Rows(result)) {
     out[row.key] = {{"mean", row.summary.mean},
                     {"p50", row.summary.p50},

@@ -51,41 +51,6 @@ class Bundle final : public EngineBundle {
   double load_seconds_ = 0.0;
 };
 
-absl::Status CheckSupported(const EngineOptions& options) {
-  if (options.model.empty()) {
-    return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
-  }
-  if (options.device != "cpu") {
-    return absl::UnimplementedError(
-        absl::StrCat("--device ", options.device, " is not built into this version; supported: cpu"));
-  }
-  if (options.policy != "resident") {
-    return absl::UnimplementedError(absl::StrCat("--policy ", options.policy,
-                                                 " needs a device apart from the host; on the cpu device "
-                                                 "every expert is computed where it lies: use resident"));
-  }
-  if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
-      !options.pinned_bytes.empty() || !options.host_lane.empty()) {
-    return absl::UnimplementedError(
-        "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes and --host-lane need a device apart "
-        "from the "
-        "host; the cpu device has no tiers: leave them out");
-  }
-  if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-batch-tokens is ", options.max_batch_tokens, ": it lies in [1, 65536]"));
-  }
-  if (options.max_sequences < 1 || options.max_sequences > 4096) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-sequences is ", options.max_sequences, ": it lies in [1, 4096]"));
-  }
-  if (options.threads < 0 || options.threads > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--threads is ", options.threads, ": it lies in [0, 1024], 0 for all"));
-  }
-  return absl::OkStatus();
-}
-
 // KV memory and weights must fit together, before anything is loaded.
 absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const CheckpointFolder& folder) {
   const base::HostMemory host = base::ReadHostMemory();
@@ -142,6 +107,41 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
 }
 
 }  // namespace
+
+absl::Status CheckEngineOptions(const EngineOptions& options) {
+  if (options.model.empty()) {
+    return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
+  }
+  if (options.device != "cpu") {
+    return absl::UnimplementedError(
+        absl::StrCat("--device ", options.device, " is not built into this version; supported: cpu"));
+  }
+  if (options.policy != "resident") {
+    return absl::UnimplementedError(absl::StrCat("--policy ", options.policy,
+                                                 " needs a device apart from the host; on the cpu device "
+                                                 "every expert is computed where it lies: use resident"));
+  }
+  if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
+      !options.pinned_bytes.empty() || !options.host_lane.empty()) {
+    return absl::UnimplementedError(
+        "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes and --host-lane need a device apart "
+        "from the "
+        "host; the cpu device has no tiers: leave them out");
+  }
+  if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-batch-tokens is ", options.max_batch_tokens, ": it lies in [1, 65536]"));
+  }
+  if (options.max_sequences < 1 || options.max_sequences > 4096) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-sequences is ", options.max_sequences, ": it lies in [1, 4096]"));
+  }
+  if (options.threads < 0 || options.threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads is ", options.threads, ": it lies in [0, 1024], 0 for all"));
+  }
+  return absl::OkStatus();
+}
 
 void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--model", options.model, "checkpoint folder (config.json, *.safetensors, tokenizer.json)");
@@ -213,7 +213,7 @@ absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkp
 
 absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& options) {
   const absl::Time start = absl::Now();
-  COMOE_RETURN_IF_ERROR(CheckSupported(options));
+  COMOE_RETURN_IF_ERROR(CheckEngineOptions(options));
   COMOE_ASSIGN_OR_RETURN(CheckpointFolder folder, OpenCheckpoint(options.model, options.widen));
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, CheckMemory(options, folder));
   auto bundle = std::make_unique<Bundle>();

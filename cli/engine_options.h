@@ -54,6 +54,9 @@ absl::StatusOr<tensor::DType> KvDType(const EngineOptions& options);
 absl::StatusOr<checkpoint::MemoryPlan> PlanMemory(const EngineOptions& options,
                                                   const checkpoint::ModelConfig& config, tensor::DType dtype);
 
+// UNIMPLEMENTED or INVALID_ARGUMENT for flags that cannot be, before anything is loaded.
+absl::Status CheckEngineOptions(const EngineOptions& options);
+
 // --kv-bytes, or by default one whole context for each sequence, but at most half of what the weights leave.
 absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkpoint::ModelConfig& config,
                                       const checkpoint::MemoryPlan& plan, const base::HostMemory& host);

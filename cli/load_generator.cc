@@ -110,6 +110,9 @@ class Load : public std::enable_shared_from_this<Load> {
         result_.end_to_end.push_back(seconds);
         result_.prompt_tokens += request.request().tokens().ids_size();
       } else {
+        if (result_.first_error.empty()) {
+          result_.first_error = status.error_message();
+        }
         ++result_.errors[std::string(server::CodeName(server::FromGrpcStatus(status).code()))];
       }
       last_end_ = Since(begin_);

@@ -54,6 +54,7 @@ struct LoadResult {
   double seconds = 0;  // from the first request to the last end
   std::int64_t requests = 0;
   std::map<std::string, std::int64_t> errors;  // by gRPC code
+  std::string first_error;                     // in the server's words
   std::int64_t prompt_tokens = 0;              // of requests that ended well
   std::int64_t output_tokens = 0;              // of all
   std::int64_t most_in_flight = 0;

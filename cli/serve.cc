@@ -6,6 +6,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -131,6 +132,22 @@ struct Service {
   std::unique_ptr<server::Server> server;
 };
 
+// How the memory is split, and what that is enough for.
+void LogMemory(const api::Engine& engine, const server::Backend& backend) {
+  const api::EngineCapacity& capacity = engine.capacity();
+  base::Logf(base::LogLevel::kInfo, "serve", "%s", backend.device);
+  base::Logf(base::LogLevel::kInfo, "serve", "memory: experts %s, other weights %s, KV %s, workspace %s",
+             base::FormatBytes(backend.model.all_expert_bytes),
+             base::FormatBytes(backend.model.resident_bytes), base::FormatBytes(capacity.kv_bytes),
+             base::FormatBytes(capacity.workspace_bytes));
+  base::Logf(base::LogLevel::kInfo, "serve", "at most %d requests at once, of at most %d tokens each%s",
+             capacity.max_sequences, backend.max_positions,
+             backend.max_positions < backend.model.context_length
+                 ? absl::StrCat(" (the model's context is ", backend.model.context_length,
+                                ", but KV memory holds no more: --kv-bytes)")
+                 : "");
+}
+
 absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   COMOE_ASSIGN_OR_RETURN(service->engine, LoadEngine(options.engine));
   api::Engine& engine = service->engine->engine();
@@ -146,10 +163,7 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   service->scheduler = batching::MakeScheduler(engine, scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
   service->model = backend.model.name;
-  base::Logf(base::LogLevel::kInfo, "serve",
-             "%s; experts %s, other weights %s, room for %d tokens a sequence", backend.device,
-             base::FormatBytes(backend.model.all_expert_bytes),
-             base::FormatBytes(backend.model.resident_bytes), backend.max_positions);
+  LogMemory(engine, backend);
   return service->server->Serve(std::move(backend));
 }
 
@@ -192,7 +206,12 @@ absl::Status Serve(ServeOptions options) {
     return absl::InvalidArgumentError(
         "--drain-timeout and --drain-delay are at least 0 seconds, --stream-stall-timeout above 0");
   }
+  // All choices of a request have to fit into the queue at once.
+  options.server.limits.max_choices =
+      std::min(options.server.limits.max_choices,
+               std::max<std::int64_t>(1, options.server.scheduler.max_waiting_requests));
   COMOE_RETURN_IF_ERROR(server::ValidateServerConfig(options.server));
+  COMOE_RETURN_IF_ERROR(CheckEngineOptions(options.engine));
   if (options.engine.model.empty()) {
     return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
   }
@@ -292,7 +311,9 @@ void AddServeCommand(CLI::App& app, absl::Status& result) {
       ->capture_default_str();
   command->add_flag("!--no-prefix-cache", config.scheduler.reuse_prefixes,
                     "Compute every prompt from its first token, even if it begins like an earlier one");
-  command->add_option("--max-choices", config.limits.max_choices, "Completions that one request may ask for")
+  command
+      ->add_option("--max-choices", config.limits.max_choices,
+                   "Completions that one request may ask for, at most --max-waiting")
       ->capture_default_str();
   command
       ->add_option(

@@ -5,7 +5,7 @@
 #   --preset NAME    that preset instead (debug, asan, tsan, ...); tsan runs the unit tests only, fuzz the fuzzers only
 #   --asan           AddressSanitizer and UBSan before preset ci
 #   --slow           before preset ci: clang with thread-safety analysis, clang-tidy, every fuzzer for a minute,
-#                    tsan, asan; and preset ci also runs the tests with label slow
+#                    tsan, asan; and preset ci also runs the tests with label slow, among them ten minutes of full load
 #   --tidy-base REV  with --slow: clang-tidy reads only the files that differ from REV, not all
 #   --jobs N         compile jobs (all cores)
 set -euo pipefail

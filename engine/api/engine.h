@@ -19,6 +19,8 @@ struct EngineCapacity {
   std::int64_t max_sequences = 0;        // spans of a step
   std::vector<std::int32_t> num_blocks;  // per cache group: block ids are [0, num_blocks)
   std::int64_t max_positions = 0;        // a sequence may have: the context, or what the blocks hold
+  std::uint64_t kv_bytes = 0;            // of all blocks
+  std::uint64_t workspace_bytes = 0;     // of a step's intermediate results
 };
 
 // A copy of a sequence's state, to be put back later into the same or other blocks.

@@ -39,6 +39,8 @@ class MoeEngine final : public api::Engine {
     capacity_.max_rows = parts_.max_rows;
     capacity_.max_sequences = parts_.max_sequences;
     capacity_.num_blocks = kv_.num_blocks();
+    capacity_.kv_bytes = kv_.bytes();
+    capacity_.workspace_bytes = work_.buffer.size();
     const std::int32_t blocks = *std::min_element(capacity_.num_blocks.begin(), capacity_.num_blocks.end());
     capacity_.max_positions = std::min(parts_.config.context_length, blocks * tensor::kKvBlockTokens);
   }

@@ -67,6 +67,25 @@ class ClientTest(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "no option"):
             self.client.generate("x", temprature=1)
 
+    def test_misuse_is_told(self):
+        for prompt in (b"bytes", ["a", "b"], [{"role": "user"}]):
+            with self.assertRaisesRegex(TypeError, "token ids"):
+                self.client.generate(prompt)
+        with self.assertRaisesRegex(TypeError, "list of prompts"):
+            self.client.generate_all("one")
+        with self.assertRaisesRegex(ValueError, "seed=-1"):
+            self.client.generate("x", seed=-1)
+        stream = self.client.stream("x", max_tokens=None, stop=None, seed=1)
+        self.assertEqual(stream.completion.text, "")
+        for _ in stream:
+            break
+        self.assertGreater(stream.completion.usage.completion_tokens, 0)
+        with self.assertRaisesRegex(RuntimeError, "once"):
+            next(iter(stream))
+        stream.cancel()
+        quiet = self.client.generate("x", max_tokens=2, ignore_eos=True, return_token_ids=False, logprobs=1)
+        self.assertEqual([(token.id, len(token.top)) for token in quiet.tokens], [(None, 1)] * 2)
+
     def test_n_in_a_stream(self):
         with self.client.stream("Call me", n=3, max_tokens=8, seed=1, ignore_eos=True) as stream:
             seen = {chunk.index for chunk in stream}
@@ -173,7 +192,7 @@ class RetryTest(unittest.TestCase):
         self.assertTrue(0.5 <= policy.delay_s(away, 1) <= 1)
         self.assertTrue(0.75 <= policy.delay_s(away, 2) <= 1.5)
         self.assertIsNone(policy.delay_s(away, 3))
-        self.assertIsNone(policy.delay_s(comoe.ComoeError(Code.UNAVAILABLE, "", may_retry=False), 1))
+        self.assertIsNone(policy.delay_s(comoe.ComoeError(Code.UNAVAILABLE, "", retry_forbidden=True), 1))
         self.assertIsNone(policy.delay_s(comoe.ComoeError(Code.INTERNAL, ""), 1))
 
 

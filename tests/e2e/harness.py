@@ -20,6 +20,10 @@ MODEL_NAME = "moe-32x4-demo"
 SANITIZED = bool(os.environ.get("COMOE_SANITIZED"))
 START_TIMEOUT_S = 120  # under sanitizers, on a busy machine
 CALL_TIMEOUT_S = 120
+SETTLE_S = 20 if SANITIZED else 1  # how soon after the last request nothing is left of it
+
+LOAD_GAUGES = ("comoe_requests_running", "comoe_requests_waiting", "comoe_requests_waiting_tokens",
+               'comoe_kv_blocks{state="used"}', "comoe_stream_backlog_tokens")
 
 _stubs = tempfile.TemporaryDirectory(prefix="comoe-stubs-")
 
@@ -38,11 +42,22 @@ from comoe.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grp
 import comoe  # noqa: E402
 import comoe_client  # noqa: E402
 
-__all__ = ["comoe", "admin_pb2", "inference_pb2", "model_pb2", "comoe_client"]
+__all__ = ["comoe", "admin_pb2", "admin_pb2_grpc", "inference_pb2", "inference_pb2_grpc", "model_pb2", "model_pb2_grpc",
+           "comoe_client"]
 
 
 def run_comoe(*arguments, timeout_s=START_TIMEOUT_S):
     return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def parse_metrics(text):
+    """{series: value}"""
+    values = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            series, _, value = line.rpartition(" ")
+            values[series] = float(value)
+    return values
 
 
 class Server:
@@ -115,13 +130,20 @@ class Server:
             return answer.read().decode()
 
     def metrics(self):
-        """{series: value}"""
-        values = {}
-        for line in self.scrape().splitlines():
-            if line and not line.startswith("#"):
-                series, _, value = line.rpartition(" ")
-                values[series] = float(value)
-        return values
+        return parse_metrics(self.scrape())
+
+    def loads(self):
+        return self.admin.GetLoads(admin_pb2.GetLoadsRequest(), timeout=CALL_TIMEOUT_S)
+
+    def load_gauges(self):
+        """What requests hold; all of it is 0 when there are none."""
+        metrics = self.metrics()
+        gauges = {name: metrics[name] for name in LOAD_GAUGES}
+        gauges["open_generations"] = self.loads().open_generations
+        return gauges
+
+    def idle(self):
+        return not any(self.load_gauges().values())
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
@@ -171,6 +193,23 @@ def request(text="Call me Ishmael.", max_tokens=16, **fields):
 
 def stream_request(*args, stream=None, **kwargs):
     return inference_pb2.GenerateStreamRequest(request=request(*args, **kwargs), stream=stream or {})
+
+
+class Begun:
+    """A GenerateStream whose first Delta has come. Iterate over all its events, those included; once."""
+
+    def __init__(self, call):
+        self._call = call
+        self._seen = [next(call)]
+        while self._seen[-1].WhichOneof("event") != "delta":
+            self._seen.append(next(call))
+
+    def __iter__(self):
+        yield from self._seen
+        yield from self._call
+
+    def cancel(self):
+        self._call.cancel()
 
 
 class Stream:

@@ -36,22 +36,29 @@ def make_request(prompt, **options):
     request = inference_pb2.GenerateRequest()
     if isinstance(prompt, str):
         request.text = prompt
+    elif isinstance(prompt, (bytes, dict)) or not all(isinstance(token, int) for token in prompt):
+        raise TypeError("a prompt is a str, or a list of token ids; there are no chat messages")
     else:
         request.tokens.ids.extend(prompt)
     for name, value in options.items():
+        if value is None:
+            continue  # the server's default
         if name in _REQUEST_FIELDS:
             setattr(request, name, value)
         elif name not in _GROUP_OF:
             known = ", ".join(sorted(_REQUEST_FIELDS | set(_GROUP_OF)))
             raise TypeError(f"{name!r} is no option of a completion; there are: {known}")
         else:
-            _set(getattr(request, _GROUP_OF[name][0]), name, value)
+            try:
+                _set(getattr(request, _GROUP_OF[name][0]), name, value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{name}={value!r}: {error}") from error
     return request
 
 
 def _set(message, name, value):
-    if name == "time_limit":
-        message.time_limit.FromNanoseconds(int(value * 1e9))
+    if name in ("time_limit", "max_chunk_delay"):
+        getattr(message, name).FromNanoseconds(int(value * 1e9))
     elif name == "logit_bias":
         message.logit_bias.update(value)
     elif name in ("stop", "stop_token_ids"):
@@ -65,7 +72,7 @@ def _reason_name(value):
 
 
 class Stream:
-    """A completion as it comes: iterate over its Chunks. `completion` holds what has come so far, and all of it after the
+    """A completion as it comes: iterate over its Chunks, once. `completion` holds what has come so far, and all of it after the
     last one. cancel() ends it, from any thread. As a context it is cancelled when left early."""
 
     def __init__(self, open_call, policy, deadline):
@@ -88,6 +95,8 @@ class Stream:
             self._call.cancel()
 
     def __iter__(self):
+        if self._call is not None:
+            raise RuntimeError("a Stream is read once; ask for another")
         for event in self._events():
             chunk = self._take(event)
             if chunk is not None:
@@ -127,6 +136,8 @@ class Stream:
             choice = self.completion.choice(delta.index)
             choice.text += chunk.text
             choice.tokens += chunk.tokens
+            if usage is not None:
+                self.completion.usage = usage
             return chunk
         elif kind == "finished":
             finished = event.finished
@@ -152,7 +163,8 @@ def _wait_to_retry(policy, error, attempt, deadline, cause):
 class Client:
     """One server. Thread-safe; a call's errors are ComoeError.
 
-    timeout_s: deadline of a call unless it brings its own; None waits for ever. Retries share the deadline.
+    timeout_s: deadline of a call unless it brings its own; None waits for ever. Retries share the deadline. An option
+    that is absent or None takes the server's default, which may be the model's own (model().default_sampling).
     """
 
     def __init__(self, server="127.0.0.1:50051", timeout_s=None, retry=retry_module.RetryPolicy(), channel=None):
@@ -200,14 +212,17 @@ class Client:
         return completion
 
     def stream(self, prompt, timeout_s=None, stream_options=None, **options):
-        """A Stream. stream_options: fields of StreamOptions, as a dictionary."""
-        request = inference_pb2.GenerateStreamRequest(request=make_request(prompt, **options),
-                                                      stream=stream_options or {})
+        """A Stream. stream_options: fields of StreamOptions, as a dictionary; max_chunk_delay in seconds."""
+        request = inference_pb2.GenerateStreamRequest(request=make_request(prompt, **options))
+        for name, value in (stream_options or {}).items():
+            _set(request.stream, name, value)
         return Stream(lambda left_s: self._inference.GenerateStream(request, timeout=left_s), self._policy,
                       self._deadline(timeout_s))
 
     def generate_all(self, prompts, concurrency=8, progress=False, timeout_s=None, **options):
-        """Completions of many prompts, in their order, `concurrency` at a time. The first error ends it."""
+        """Completions of a list of prompts, in their order, `concurrency` at a time. The first error ends it."""
+        if isinstance(prompts, (str, bytes)):
+            raise TypeError("prompts is a list of prompts")
         bar = Progress(len(prompts), "completions") if progress else None
         pool = concurrent.futures.ThreadPoolExecutor(concurrency)
         try:

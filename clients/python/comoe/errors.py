@@ -24,14 +24,14 @@ class ComoeError(Exception):
     field_violations: [(field path, description)]. retry_after_s: when to try again, None if the server did not say.
     """
 
-    def __init__(self, code, message, reason="", field_violations=(), retry_after_s=None, may_retry=True):
+    def __init__(self, code, message, reason="", field_violations=(), retry_after_s=None, retry_forbidden=False):
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
         self.reason = reason
         self.field_violations = list(field_violations)
         self.retry_after_s = retry_after_s
-        self.may_retry = may_retry  # False: the server asked not to
+        self.retry_forbidden = retry_forbidden  # the server asked not to
 
     @classmethod
     def of(cls, rpc_error):
@@ -52,7 +52,7 @@ class ComoeError(Exception):
         if _PUSHBACK_KEY in metadata:
             pushback_ms = int(metadata[_PUSHBACK_KEY])
             if pushback_ms < 0:  # gRPC's convention
-                found["may_retry"] = False
+                found["retry_forbidden"] = True
             else:
                 found.setdefault("retry_after_s", pushback_ms * 1e-3)
         return cls(rpc_error.code(), rpc_error.details() or "", **found)

@@ -15,13 +15,13 @@ class RetryPolicy:
     jitter, and never beyond the call's deadline.
     """
 
-    max_attempts: int = 5
+    max_attempts: int = 20
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
 
     def delay_s(self, error, attempt):
         """Seconds until attempt number `attempt` + 1, None to give up. The first attempt is number 1."""
-        if attempt >= self.max_attempts or not error.may_retry:
+        if attempt >= self.max_attempts or error.retry_forbidden:
             return None
         busy = error.code == grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after_s is not None
         if not busy and error.code != grpc.StatusCode.UNAVAILABLE:

@@ -40,7 +40,7 @@ class Timing:
 @dataclasses.dataclass(frozen=True)
 class Token:
     """A token with what was asked for of it."""
-    id: int
+    id: Optional[int]  # None if return_token_ids=False
     logprob: Optional[float] = None
     top: Dict[int, float] = dataclasses.field(default_factory=dict)  # alternatives, the likeliest first
     piece: Optional[bytes] = None  # its own bytes
@@ -49,10 +49,11 @@ class Token:
 def tokens_of(message):
     """The tokens of a Delta or a Choice."""
     tokens = []
-    for i, token_id in enumerate(message.token_ids):
+    # Each of the three lists is empty unless it was asked for.
+    for i in range(max(len(message.token_ids), len(message.logprobs), len(message.token_pieces))):
         entry = message.logprobs[i] if i < len(message.logprobs) else None
         tokens.append(Token(
-            token_id,
+            message.token_ids[i] if i < len(message.token_ids) else None,
             entry.logprob if entry else None,
             {top.token_id: top.logprob for top in entry.top} if entry else {},
             message.token_pieces[i] if i < len(message.token_pieces) else None))
@@ -107,14 +108,17 @@ class Completion:
             self.choices.append(Choice(len(self.choices)))
         return self.choices[index]
 
+    def _first(self):
+        return self.choices[0] if self.choices else Choice()
+
     @property
     def text(self):
-        return self.choice(0).text
+        return self._first().text
 
     @property
     def tokens(self):
-        return self.choice(0).tokens
+        return self._first().tokens
 
     @property
     def finish_reason(self):
-        return self.choice(0).finish_reason
+        return self._first().finish_reason

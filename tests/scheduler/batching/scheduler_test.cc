@@ -1,6 +1,7 @@
 #include "scheduler/batching/scheduler.h"
 
 #include <algorithm>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -10,7 +11,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/scheduler/batching/scheduler_fixture.h"
@@ -212,14 +212,10 @@ TEST_F(SchedulerTest, PrefixesAreForgottenWhenAsked) {
   Start();
   Submit(MakeRequest("a", 13, 3))->WaitFinished();
   const auto forget = [this](bool force) {
-    absl::StatusOr<std::int64_t> answer;
-    absl::Notification done;
-    scheduler_->ForgetPrefixes(force, [&](absl::StatusOr<std::int64_t> forgotten) {
-      answer = std::move(forgotten);
-      done.Notify();
-    });
-    done.WaitForNotification();
-    return answer;
+    std::promise<absl::StatusOr<std::int64_t>> answer;
+    scheduler_->ForgetPrefixes(
+        force, [&](absl::StatusOr<std::int64_t> forgotten) { answer.set_value(std::move(forgotten)); });
+    return answer.get_future().get();
   };
   EXPECT_EQ(forget(false).value(), 3);
   EXPECT_EQ(scheduler_->load().cached_blocks, 0);
