@@ -126,8 +126,9 @@ grpc::ServerUnaryReactor* AdminService::FlushCache(grpc::CallbackServerContext* 
   const auto finish = [this, context, reactor, arrival](const absl::Status& status) {
     FinishCall(context, reactor, Method::kFlushCache, arrival, status, metrics_);
   };
-  const bool posted =
-      workers_.Post([this, finish, request, response] { finish(ForgetPrefixes(*request, response)); });
+  const bool posted = workers_.Post(WorkerPool::Urgency::kQuestion, 0, [this, finish, request, response] {
+    finish(ForgetPrefixes(*request, response));
+  });
   if (!posted) {
     finish(absl::ResourceExhaustedError("too many requests wait for a worker: try again later"));
   }

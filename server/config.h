@@ -49,7 +49,12 @@ struct ServerConfig {
   absl::Duration max_connection_idle = absl::Minutes(30);
   // Health is NOT_SERVING while requests run and the engine has finished no step for that long.
   absl::Duration engine_stall_timeout = absl::Seconds(120);
-  std::int64_t max_pending_requests = 1024;  // waiting for a tokenizer thread
+  // Waiting for a tokenizer thread, and their text together.
+  std::int64_t max_pending_requests = 1024;
+  std::int64_t max_pending_bytes = std::int64_t{64} << 20;
+  // What the gRPC library may hold of messages that come and go; above, it reads no more until some have
+  // gone.
+  std::int64_t max_network_bytes = std::int64_t{256} << 20;
   absl::Duration drain_timeout = absl::Seconds(10);
   // Called by AdminService.Drain, on a thread of gRPC's: begins what SIGTERM begins and returns. Empty:
   // refused.

@@ -25,7 +25,8 @@ void Generation::Start() {
   const std::shared_ptr<Generation> self = shared_from_this();
   services_.metrics.RecordStart(method_);
   services_.output.Add(self);
-  if (!services_.workers.Post([self] { self->Prepare(); })) {
+  if (!services_.workers.Post(WorkerPool::Urgency::kGeneration, request().ByteSizeLong(),
+                              [self] { self->Prepare(); })) {
     Refuse({absl::ResourceExhaustedError("too many requests wait to be tokenised: try again later"),
             Rejection::kQueueFull});
   }
@@ -135,20 +136,13 @@ absl::Status Generation::Submit() {
   return absl::OkStatus();
 }
 
-// All or none.
 absl::Status Generation::SubmitChoices() {
-  for (std::size_t i = 0; i < choices_.size(); ++i) {
+  std::vector<batching::Submission> submissions;
+  for (const std::unique_ptr<Choice>& choice : choices_) {
     // The scheduler holds on to this RPC through its choice.
-    const absl::Status status =
-        backend_->scheduler->Submit(choices_[i]->MakeRequest(), {shared_from_this(), choices_[i].get()});
-    if (!status.ok()) {
-      for (std::size_t j = 0; j < i; ++j) {
-        backend_->scheduler->Cancel(choices_[j]->id());
-      }
-      return status;
-    }
+    submissions.push_back({choice->MakeRequest(), {shared_from_this(), choice.get()}});
   }
-  return absl::OkStatus();
+  return backend_->scheduler->SubmitAll(std::move(submissions));
 }
 
 bool Generation::CancelChoices() {

@@ -244,6 +244,11 @@ void Generation::End(const absl::Status& status) {
 }
 
 void Generation::RecordEnd(const absl::Status& status) {
+  // Whatever ended the RPC (a failed write, say, of which gRPC tells before the cancel), nobody wants more
+  // tokens.
+  if (refusal_.ok() && !all_complete()) {
+    CancelInScheduler();
+  }
   {
     base::MutexLock lock(&mutex_);
     closed_ = true;

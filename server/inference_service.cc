@@ -13,6 +13,7 @@
 #include "engine/base/status_macros.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/error_details.h"
+#include "server/immediate_call.h"
 #include "server/messages.h"
 #include "server/request_fields.h"
 #include "server/status_conversion.h"
@@ -145,7 +146,7 @@ grpc::ServerWriteReactor<v1::GenerateStreamResponse>* InferenceService::Generate
 
 template <typename Work>
 grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext* context, Method method,
-                                                     Work work) {
+                                                     std::size_t request_bytes, Work work) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const absl::Duration arrival = MonotonicNow();
   services_.metrics.RecordStart(method);
@@ -158,7 +159,11 @@ grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext
     AddTrailers(status, context);
     reactor->Finish(ToGrpcStatus(status));  // last: request and response are gone after it
   };
-  if (!services_.workers.Post([finish, work] { finish(work()); })) {
+  // Nobody waits for the answer of who has left.
+  const auto run = [context, finish, work] {
+    finish(context->IsCancelled() ? absl::CancelledError("the client left before its turn came") : work());
+  };
+  if (!services_.workers.Post(WorkerPool::Urgency::kQuestion, request_bytes, run)) {
     finish(absl::ResourceExhaustedError("too many requests wait to be tokenised: try again later"));
   }
   return reactor;
@@ -167,7 +172,7 @@ grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request,
                                                      v1::TokenizeResponse* response) {
-  return OnWorker(context, Method::kTokenize, [this, request, response] {
+  return OnWorker(context, Method::kTokenize, request->ByteSizeLong(), [this, request, response] {
     const absl::Status status = RunTokenize(*request, response);
     return status.ok() ? CheckAnswer(services_.limits, response) : status;
   });
@@ -176,7 +181,7 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
-  return OnWorker(context, Method::kDetokenize, [this, request, response] {
+  return OnWorker(context, Method::kDetokenize, request->ByteSizeLong(), [this, request, response] {
     const absl::Status status = RunDetokenize(*request, response);
     return status.ok() ? CheckAnswer(services_.limits, response) : status;
   });
@@ -185,8 +190,8 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context,
                                                   const v1::AbortRequest* request,
                                                   v1::AbortResponse* response) {
-  return OnWorker(context, Method::kAbort,
-                  [this, request, response] { return RunAbort(*request, response); });
+  // A few look-ups and notes: it does not wait behind texts that are tokenised.
+  return AnswerNow(context, Method::kAbort, services_.metrics, [&] { return RunAbort(*request, response); });
 }
 
 absl::Status InferenceService::RunTokenize(const v1::TokenizeRequest& request,

@@ -31,7 +31,8 @@ class InferenceService final : public v1::InferenceService::CallbackService {
   absl::Status RunAbort(const v1::AbortRequest& request, v1::AbortResponse* response) const;
   // Runs `work` on a worker thread, then ends the RPC with its status.
   template <typename Work>
-  grpc::ServerUnaryReactor* OnWorker(grpc::CallbackServerContext* context, Method method, Work work);
+  grpc::ServerUnaryReactor* OnWorker(grpc::CallbackServerContext* context, Method method,
+                                     std::size_t request_bytes, Work work);
 
   const GenerationServices services_;
 };

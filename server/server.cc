@@ -51,6 +51,15 @@ int ToMs(absl::Duration duration) {
 void Configure(const ServerConfig& config, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(config.limits.max_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(config.limits.max_answer_bytes));
+  // The library decompresses a message whole before it looks at its size: a megabyte can become a gigabyte.
+  // Compressed requests get UNIMPLEMENTED.
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder->SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  // Of messages on their way in and out, over all connections.
+  grpc::ResourceQuota quota("comoe-server");
+  quota.Resize(static_cast<std::size_t>(config.max_network_bytes));
+  builder->SetResourceQuota(quota);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(config.limits.max_metadata_bytes));
   // A peer that connects and does not speak HTTP/2 (a port scanner) is closed.
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 20 * kMsPerSecond);
@@ -156,7 +165,8 @@ struct Server::Parts {
       : metrics(sink),
         backlog(config.limits, output, metrics),
         workers(config.tokenizer_threads, "comoe-tokenizer",
-                static_cast<std::size_t>(config.max_pending_requests)),
+                {static_cast<std::size_t>(config.max_pending_requests),
+                 static_cast<std::size_t>(config.max_pending_bytes)}),
         output(config.output_threads, "comoe-output"),
         inference({state, workers, output, metrics, config.limits, registry, backlog, gathers_wakes}),
         models(state, metrics),

@@ -22,27 +22,32 @@ Mailbox::Mailbox(std::int64_t max_waiting_requests, std::int64_t max_waiting_tok
   Beat();
 }
 
-absl::Status Mailbox::Post(std::unique_ptr<Sequence> sequence) {
+absl::Status Mailbox::Post(std::vector<std::unique_ptr<Sequence>> sequences) {
   base::MutexLock lock(&mutex_);
-  const std::string& id = sequence->request.id;
   if (draining_) {
     return absl::UnavailableError("the service is shutting down");
   }
-  if (sequence->request.deadline <= sequence->submitted) {
-    return absl::DeadlineExceededError("the deadline passed before the request could be queued");
+  std::int64_t tokens = 0;
+  for (const std::unique_ptr<Sequence>& sequence : sequences) {
+    tokens += sequence->num_pending();
+    if (sequence->request.deadline <= sequence->submitted) {
+      return absl::DeadlineExceededError("the deadline passed before the request could be queued");
+    }
+    if (in_flight_.contains(sequence->request.id)) {
+      return absl::AlreadyExistsError(absl::StrCat("request id '", sequence->request.id, "' is in flight"));
+    }
   }
-  if (in_flight_.contains(id)) {
-    return absl::AlreadyExistsError(absl::StrCat("request id '", id, "' is in flight"));
-  }
-  if (!queue_.HasRoom(sequence->num_pending())) {
+  if (!queue_.HasRoom(static_cast<std::int64_t>(sequences.size()), tokens)) {
     return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", queue_.size(), " requests of ",
                                                      queue_.num_tokens(),
                                                      " tokens are waiting; try again later"));
   }
-  sequence->id = base::SequenceId{next_sequence_++};
-  in_flight_.emplace(id, sequence->id);
-  ++num_unended_;
-  queue_.Push(std::move(sequence));
+  for (std::unique_ptr<Sequence>& sequence : sequences) {
+    sequence->id = base::SequenceId{next_sequence_++};
+    in_flight_.emplace(sequence->request.id, sequence->id);
+    ++num_unended_;
+    queue_.PutBack(std::move(sequence));
+  }
   ShowQueue();
   work_.Signal();
   return absl::OkStatus();

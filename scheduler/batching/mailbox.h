@@ -46,8 +46,9 @@ class Mailbox {
   Mailbox(std::int64_t max_waiting_requests, std::int64_t max_waiting_tokens, Clock now,
           SchedulerMetrics& metrics);
 
-  // For any thread. Post gives the sequence its id; refusals are those of Scheduler::Submit.
-  absl::Status Post(std::unique_ptr<Sequence> sequence) ABSL_LOCKS_EXCLUDED(mutex_);
+  // For any thread. Post takes all or none, and gives the sequences their ids; refusals are those of
+  // Scheduler::Submit.
+  absl::Status Post(std::vector<std::unique_ptr<Sequence>> sequences) ABSL_LOCKS_EXCLUDED(mutex_);
   bool Cancel(absl::string_view request_id, CancelReason reason) ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetPrefixes(ForgetRequest request) ABSL_LOCKS_EXCLUDED(mutex_);
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -2,17 +2,10 @@
 
 #include <utility>
 
-#include "engine/base/check.h"
-
 namespace comoe::batching {
 
 RequestQueue::Rank RequestQueue::RankOf(const Sequence& sequence) {
   return {-sequence.request.priority, sequence.id};
-}
-
-void RequestQueue::Push(std::unique_ptr<Sequence> sequence) {
-  COMOE_CHECK(HasRoom(sequence->num_pending()), "the queue's bound is tested before a request is queued");
-  PutBack(std::move(sequence));
 }
 
 void RequestQueue::PutBack(std::unique_ptr<Sequence> sequence) {

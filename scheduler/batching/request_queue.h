@@ -16,8 +16,8 @@ namespace comoe::batching {
 // Order: higher priority first, then first come first served. But who has waited longest is passed over by at
 // most kMaxPassedOver later ones and goes first then, whatever its priority.
 //
-// Bounded in requests and in prompt tokens for what Push adds; PutBack is not, as its sequences were accepted
-// before. Thread-compatible: the scheduler guards it.
+// Bounded in requests and in tokens for new ones (HasRoom); those that come back were accepted before.
+// Thread-compatible: the scheduler guards it.
 class RequestQueue {
  public:
   static constexpr std::int64_t kMaxPassedOver = 64;
@@ -31,14 +31,14 @@ class RequestQueue {
   bool empty() const { return waiting_.empty(); }
   // Tokens whose rows are still to be computed.
   std::int64_t num_tokens() const { return num_tokens_; }
-  // Room for one more request of that many tokens. One alone always has room, however long.
-  bool HasRoom(std::int64_t tokens) const {
-    return size() < max_requests_ && (empty() || num_tokens_ + tokens <= max_tokens_);
+  // Room for that many more requests of that many tokens together. In an empty queue their length does not
+  // matter.
+  bool HasRoom(std::int64_t requests, std::int64_t tokens) const {
+    return size() + requests <= max_requests_ && (empty() || num_tokens_ + tokens <= max_tokens_);
   }
 
-  // There is room.
-  void Push(std::unique_ptr<Sequence> sequence);
-  // One that Pop gave, or that ran: it takes the place that its priority and arrival give it.
+  // A new one, for which there is room, one that Pop gave, or one that ran: it takes the place that its
+  // priority and arrival give it.
   void PutBack(std::unique_ptr<Sequence> sequence);
   // The one whose turn it is; nullptr if nobody waits.
   std::unique_ptr<Sequence> Pop();

@@ -63,7 +63,7 @@ class SchedulerImpl final : public Scheduler {
   SchedulerImpl(api::Engine& engine, const SchedulerOptions& options, base::MetricsSink& metrics);
   ~SchedulerImpl() override;
 
-  absl::Status Submit(Request request, std::shared_ptr<RequestObserver> observer) override;
+  absl::Status SubmitAll(std::vector<Submission> submissions) override;
   bool Cancel(absl::string_view request_id, CancelReason reason) override {
     return mailbox_.Cancel(request_id, reason);
   }
@@ -77,6 +77,7 @@ class SchedulerImpl final : public Scheduler {
  private:
   absl::Status CheckRequest(const Request& request) const;
   absl::Status CheckPrompt(const Request& request) const;
+  absl::StatusOr<SequencePtr> MakeSequence(Submission submission) const;
 
   // Everything below is the engine thread's.
   void Run();
@@ -197,21 +198,31 @@ absl::Status SchedulerImpl::CheckRequest(const Request& request) const {
   return api::ValidateSamplingParams(request.sampling, vocab_size_);
 }
 
-absl::Status SchedulerImpl::Submit(Request request, std::shared_ptr<RequestObserver> observer) {
-  COMOE_CHECK(observer != nullptr, "a request has an observer");
+absl::StatusOr<SequencePtr> SchedulerImpl::MakeSequence(Submission submission) const {
+  Request& request = submission.request;
+  COMOE_CHECK(submission.observer != nullptr, "a request has an observer");
   COMOE_RETURN_IF_ERROR(CheckRequest(request));
   auto sequence = std::make_unique<Sequence>();
   sequence->num_prompt = static_cast<std::int64_t>(request.prompt.size());
   sequence->limit = LimitTokens(request.stop.max_tokens, sequence->num_prompt, max_positions_);
   sequence->tokens = std::move(request.prompt);
   sequence->request = std::move(request);
-  sequence->observer = std::move(observer);
+  sequence->observer = std::move(submission.observer);
   sequence->submitted = now_();
   sequence->time_limit = Received(*sequence) + sequence->request.time_limit;
   if (sequence->request.stop.min_tokens > 0) {
     sequence->masked = StopTokens(sequence->request.stop, eos_token_ids_, vocab_size_);
   }
-  return mailbox_.Post(std::move(sequence));
+  return sequence;
+}
+
+absl::Status SchedulerImpl::SubmitAll(std::vector<Submission> submissions) {
+  std::vector<SequencePtr> sequences;
+  for (Submission& submission : submissions) {
+    COMOE_ASSIGN_OR_RETURN(SequencePtr sequence, MakeSequence(std::move(submission)));
+    sequences.push_back(std::move(sequence));
+  }
+  return mailbox_.Post(std::move(sequences));
 }
 
 void SchedulerImpl::Run() {

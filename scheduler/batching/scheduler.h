@@ -9,6 +9,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -53,6 +55,11 @@ enum class CancelReason {
   kStopMatched,  // it has reached a stop string
 };
 
+struct Submission {
+  Request request;
+  std::shared_ptr<RequestObserver> observer;
+};
+
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
@@ -60,7 +67,13 @@ class Scheduler {
   // Queues a request whose fields are valid for the model. Refuses (and never calls the observer):
   // INVALID_ARGUMENT it can never fit, ALREADY_EXISTS the id is in flight, RESOURCE_EXHAUSTED the queue is
   // full, UNAVAILABLE draining, DEADLINE_EXCEEDED the deadline has passed.
-  virtual absl::Status Submit(Request request, std::shared_ptr<RequestObserver> observer) = 0;
+  absl::Status Submit(Request request, std::shared_ptr<RequestObserver> observer) {
+    std::vector<Submission> one;
+    one.push_back({std::move(request), std::move(observer)});
+    return SubmitAll(std::move(one));
+  }
+  // All of them, in their order and with nobody between them, or none.
+  virtual absl::Status SubmitAll(std::vector<Submission> submissions) = 0;
   // Ends the request with kAborted or kStopString, wherever it is. False if no such request is in flight.
   // Idempotent: the first reason stays.
   virtual bool Cancel(absl::string_view request_id, CancelReason reason = CancelReason::kAborted) = 0;

@@ -220,7 +220,7 @@ class GenerationTest : public ::testing::Test {
   ServingState state_;
   Limits limits_;
   RequestMetrics metrics_{sink_};
-  WorkerPool workers_{2, "tokenizer", 64};
+  WorkerPool workers_{2, "tokenizer", {64, std::size_t{64} << 20}};
   OutputThreads output_{1, "output"};
   RequestRegistry registry_;
   StreamBacklog backlog_{limits_, output_, metrics_};

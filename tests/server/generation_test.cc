@@ -283,7 +283,7 @@ TEST_F(GenerationTest, WhileDrainingNewRequestsAreRefused) {
 }
 
 TEST_F(GenerationTest, AFullPoolRefuses) {
-  WorkerPool none(1, "none", 0);
+  WorkerPool none(1, "none", {0, 0});
   const GenerationServices services = {state_,  none,      output_,  metrics_,
                                        limits_, registry_, backlog_, gathers_wakes_};
   const v1::GenerateStreamRequest request = Request(5);

@@ -31,12 +31,12 @@ std::vector<std::uint64_t> Ids(const std::vector<std::unique_ptr<Sequence>>& seq
 TEST(RequestQueueTest, FirstComeFirstServedWithinItsBound) {
   RequestQueue queue(2, 1000);
   EXPECT_EQ(queue.Pop(), nullptr);
-  queue.Push(Waiting(1));
-  EXPECT_TRUE(queue.HasRoom(1));
-  queue.Push(Waiting(2));
-  EXPECT_FALSE(queue.HasRoom(1));
+  queue.PutBack(Waiting(1));
+  EXPECT_TRUE(queue.HasRoom(1, 1));
+  queue.PutBack(Waiting(2));
+  EXPECT_FALSE(queue.HasRoom(1, 1));
   EXPECT_EQ(queue.Pop()->id.value, 1U);
-  queue.Push(Waiting(3));
+  queue.PutBack(Waiting(3));
   EXPECT_THAT(Ids(queue.TakeNeverRun()), ElementsAre(2, 3));
   EXPECT_TRUE(queue.empty());
 }
@@ -44,7 +44,7 @@ TEST(RequestQueueTest, FirstComeFirstServedWithinItsBound) {
 TEST(RequestQueueTest, RemovesById) {
   RequestQueue queue(5, 1000);
   for (const std::uint64_t id : {1, 2, 3}) {
-    queue.Push(Waiting(id));
+    queue.PutBack(Waiting(id));
   }
   EXPECT_EQ(queue.Remove(base::SequenceId{2})->id.value, 2U);
   EXPECT_EQ(queue.Remove(base::SequenceId{2}), nullptr);
@@ -54,10 +54,10 @@ TEST(RequestQueueTest, RemovesById) {
 TEST(RequestQueueTest, TakesTheExpiredInOrder) {
   const absl::Time now = absl::FromUnixSeconds(1000);
   RequestQueue queue(9, 1000);
-  queue.Push(Waiting(1, now + absl::Seconds(1)));
-  queue.Push(Waiting(2, now));
-  queue.Push(Waiting(3));
-  queue.Push(Waiting(4, now - absl::Seconds(1)));
+  queue.PutBack(Waiting(1, now + absl::Seconds(1)));
+  queue.PutBack(Waiting(2, now));
+  queue.PutBack(Waiting(3));
+  queue.PutBack(Waiting(4, now - absl::Seconds(1)));
   EXPECT_THAT(Ids(queue.TakeExpired(now)), ElementsAre(2, 4));
   EXPECT_THAT(queue.TakeExpired(now), IsEmpty());
   EXPECT_THAT(Ids(queue.TakeNeverRun()), ElementsAre(1, 3));
@@ -66,10 +66,10 @@ TEST(RequestQueueTest, TakesTheExpiredInOrder) {
 TEST(RequestQueueTest, ATimeLimitExpiresToo) {
   const absl::Time now = absl::FromUnixSeconds(1000);
   RequestQueue queue(9, 1000);
-  queue.Push(Waiting(1));
+  queue.PutBack(Waiting(1));
   std::unique_ptr<Sequence> limited = Waiting(2);
   limited->time_limit = now;
-  queue.Push(std::move(limited));
+  queue.PutBack(std::move(limited));
   EXPECT_THAT(queue.TakeExpired(now - absl::Nanoseconds(1)), IsEmpty());
   EXPECT_THAT(Ids(queue.TakeExpired(now)), ElementsAre(2));
 }
@@ -82,10 +82,10 @@ std::unique_ptr<Sequence> WithPriority(std::uint64_t id, std::int32_t priority) 
 
 TEST(RequestQueueTest, HigherPriorityFirstThenArrival) {
   RequestQueue queue(9, 1000);
-  queue.Push(WithPriority(1, 0));
-  queue.Push(WithPriority(2, 5));
-  queue.Push(WithPriority(3, -1));
-  queue.Push(WithPriority(4, 5));
+  queue.PutBack(WithPriority(1, 0));
+  queue.PutBack(WithPriority(2, 5));
+  queue.PutBack(WithPriority(3, -1));
+  queue.PutBack(WithPriority(4, 5));
   std::vector<std::uint64_t> order;
   while (const std::unique_ptr<Sequence> sequence = queue.Pop()) {
     order.push_back(sequence->id.value);
@@ -95,11 +95,11 @@ TEST(RequestQueueTest, HigherPriorityFirstThenArrival) {
 
 TEST(RequestQueueTest, WhoHasWaitedLongestIsPassedOverSoOften) {
   RequestQueue queue(9, 1000);
-  queue.Push(WithPriority(1, -100));
+  queue.PutBack(WithPriority(1, -100));
   std::uint64_t next = 2;
   std::int64_t passed = 0;
   while (true) {
-    queue.Push(WithPriority(next++, 100));
+    queue.PutBack(WithPriority(next++, 100));
     const std::unique_ptr<Sequence> sequence = queue.Pop();
     queue.CountPassedOver(sequence->id);
     if (sequence->id.value == 1) {
@@ -117,10 +117,10 @@ TEST(RequestQueueTest, TokensAreBoundedToo) {
     sequence->tokens.resize(tokens);
     return sequence;
   };
-  EXPECT_TRUE(queue.HasRoom(50)) << "one alone may be longer than the bound";
-  queue.Push(with_tokens(1, 6));
-  EXPECT_TRUE(queue.HasRoom(4));
-  EXPECT_FALSE(queue.HasRoom(5));
+  EXPECT_TRUE(queue.HasRoom(1, 50)) << "one alone may be longer than the bound";
+  queue.PutBack(with_tokens(1, 6));
+  EXPECT_TRUE(queue.HasRoom(1, 4));
+  EXPECT_FALSE(queue.HasRoom(1, 5));
   queue.PutBack(with_tokens(2, 20));  // it was accepted before
   EXPECT_EQ(queue.num_tokens(), 26);
   EXPECT_EQ(queue.Pop()->id.value, 1U);
@@ -129,7 +129,7 @@ TEST(RequestQueueTest, TokensAreBoundedToo) {
 
 TEST(RequestQueueTest, ADrainLeavesWhoHasRunBefore) {
   RequestQueue queue(9, 1000);
-  queue.Push(Waiting(1));
+  queue.PutBack(Waiting(1));
   std::unique_ptr<Sequence> preempted = Waiting(2);
   preempted->started = absl::FromUnixSeconds(5);
   queue.PutBack(std::move(preempted));
