@@ -133,6 +133,25 @@ class BadInputTest(unittest.TestCase):
         self.assertEqual(error.code(), Code.UNIMPLEMENTED)
         self.assert_serves()
 
+    def test_compressed_messages_are_refused(self):
+        # The library would decompress them whole before it looks at their size.
+        error = self.error_of(lambda: self.generate(request("x" * (1 << 20)), compression=grpc.Compression.Gzip))
+        self.assertEqual(error.code(), Code.UNIMPLEMENTED)
+        self.assert_serves()
+
+    def test_long_texts_to_tokenise_hurt_nobody(self):
+        text = "internationalization" * 200000
+        calls = [self.server.inference.Tokenize.future(inference_pb2.TokenizeRequest(text=text), timeout=CALL_TIMEOUT_S)
+                 for _ in range(40)]
+        refused = [call for call in calls[20:] if call.code() == Code.RESOURCE_EXHAUSTED]
+        self.assertTrue(refused, "no bound on what waits")
+        self.assert_serves()
+        self.assertEqual(self.server.inference.Abort(inference_pb2.AbortRequest(request_ids=["nobody"]),
+                                                     timeout=CALL_TIMEOUT_S).aborted, 0)
+        for call in calls:
+            call.cancel()
+        self.assert_serves()
+
     def test_a_duplicate_id(self):
         held = self.server.inference.GenerateStream(
             stream_request(max_tokens=1900, request_id="held", stopping={"ignore_eos": True}), timeout=CALL_TIMEOUT_S)
