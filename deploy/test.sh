@@ -117,6 +117,7 @@ if [ $slow = yes ] || [ "$preset" = clang ] || [ "$preset" = fuzz ]; then
 fi
 
 if [ $slow = yes ]; then
+  export COMOE_TEST_OPERATIONS=150000  # of the scheduler's property test, for each of its worlds: a million in all
   step "Build, preset clang"
   build clang
   run_tidy
