@@ -74,8 +74,8 @@ class RunningBatch {
   std::vector<Sequence*> InRank();
   ComposerSnapshot MakeSnapshot(base::StepId step, absl::Span<Sequence* const> ranked) const;
   bool Fits(const Sequence& sequence) const;
-  // Gives the spans of a plan their blocks; false if one that has to get on cannot, even by preemption, and
-  // the step has to be composed again.
+  // Gives the spans of a plan their blocks. A span that gets none, even by preemption, leaves the plan; if
+  // that leaves none, the step has to be composed again.
   void GiveBlocks(absl::Span<Sequence* const> ranked, ComposedStep& step);
   bool Extend(Sequence& sequence, std::int64_t end, absl::Span<Sequence* const> ranked, ComposedStep& step);
   bool PreemptOneAfter(const Sequence& sequence, absl::Span<Sequence* const> ranked, ComposedStep& step);

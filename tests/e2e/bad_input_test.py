@@ -295,7 +295,7 @@ class FloodTest(unittest.TestCase):
             with Bystander(server.address) as bystander:
                 answers = self.send(server, malformed, FLOOD)
             self.assertEqual(bystander.failures, [])
-            self.assertGreater(bystander.served, 2)
+            self.assertGreater(bystander.served, 4 if harness.SANITIZED else 20)
             for code, details in answers:
                 self.assertIn(code, self.EXPECTED, details)
                 if code == Code.INTERNAL:  # of the library: the bytes are no message

@@ -248,7 +248,7 @@ class DrainTest(Crowd):
             self.assert_drained(stream)
 
     def test_running_streams_may_finish(self):
-        with Server("--drain-timeout", "60") as server:
+        with Server("--drain-timeout", "600" if harness.SANITIZED else "60") as server:
             alone = Stream(open_stream(server, max_tokens=700, sampling={"seed": 1}, stopping=FOREVER))
             running = [open_stream(server, max_tokens=700, sampling={"seed": 1}, stopping=FOREVER) for _ in range(16)]
             waiting = [open_stream(server, max_tokens=5) for _ in range(4)]
