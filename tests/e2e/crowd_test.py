@@ -249,11 +249,11 @@ class DrainTest(Crowd):
 
     def test_running_streams_may_finish(self):
         with Server("--drain-timeout", "600" if harness.SANITIZED else "60") as server:
-            alone = Stream(open_stream(server, max_tokens=700, sampling={"seed": 1}, stopping=FOREVER))
-            running = [open_stream(server, max_tokens=700, sampling={"seed": 1}, stopping=FOREVER) for _ in range(16)]
+            alone = Stream(open_stream(server, max_tokens=1200, sampling={"seed": 1}, stopping=FOREVER))
+            running = [open_stream(server, max_tokens=1200, sampling={"seed": 1}, stopping=FOREVER) for _ in range(16)]
             waiting = [open_stream(server, max_tokens=5) for _ in range(4)]
             running = [Begun(call) for call in running]
-            self.assertEqual(server.metrics()["comoe_requests_waiting"], 4)
+            self.assertTrue(harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 4))
             server.signal()
             running, waiting = read_all(running), read_all(waiting)
             self.assertEqual(server.wait_exit(), 0, server.log)
