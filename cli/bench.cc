@@ -47,8 +47,9 @@ absl::StatusOr<ColdMemory> ColdMemory::Create(device::Device& device) {
 
 absl::StatusOr<MachineRates> MeasureMachine(const ColdMemory& memory, int threads) {
   const std::unique_ptr<device::Device> device = device::MakeCpuDevice(threads);
-  COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream, device->CreateStream("bench"));
-  base::ThreadPool& pool = device::AsCpuStream(*stream)->pool();
+  COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream,
+                         device->CreateStream("bench", device::StreamKind::kCompute));
+  base::ThreadPool& pool = stream->cpu()->pool();
   const std::int64_t parts = threads * kPartsPerThread;
   const std::size_t part = ColdMemory::kBytes / static_cast<std::size_t>(parts) / 256 * 256;
   // Kept, so that no compiler finds the work useless; one for each task, so that threads share nothing.

@@ -407,7 +407,8 @@ absl::Status BenchKernels(const BenchKernelsOptions& options) {
     COMOE_ASSIGN_OR_RETURN(const MachineRates machine, MeasureMachine(memory, static_cast<int>(count)));
     machines.push_back(machine);
     const std::unique_ptr<device::Device> device = device::MakeCpuDevice(machine.threads);
-    COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream, device->CreateStream("bench"));
+    COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream,
+                           device->CreateStream("bench", device::StreamKind::kCompute));
     for (const KernelCase& kernel : cases) {
       COMOE_ASSIGN_OR_RETURN(const double seconds, TimeCalls(kernel, options.repeats, *stream));
       timings.push_back({kernel.name, kernel.bytes, kernel.flops, machine, seconds});

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/api/model_info.h"
+#include "engine/api/offload.h"
 #include "engine/api/step_plan.h"
 #include "engine/base/ids.h"
 
@@ -42,6 +43,9 @@ class Engine {
   // step. INVALID_ARGUMENT: the plan breaks a limit or names a token, block or position out of range (nothing
   // was run). RESOURCE_EXHAUSTED, INTERNAL: an expert could not be served, a device failed.
   virtual absl::StatusOr<StepResult> Step(const StepPlan& plan) = 0;
+
+  // Sums over all steps so far. All zero where experts need no serving.
+  virtual OffloadTotals offload_totals() const { return {}; }
 
   // Forgets positions >= num_tokens of a sequence's state (drafts refused, stop strings, preemption). Groups
   // kept in blocks need nothing: positions are overwritten. UNIMPLEMENTED where a group cannot go back.

@@ -1,5 +1,8 @@
 // How the engine learns where experts are and what to do about those that are not there: the only path from
 // the engine to the routing hub and to the simpler policies. Numbers only.
+//
+// The director decides which expert lies in which slot of the device and pinned tiers; the engine carries
+// that out (copies, leases, fences) and says what failed.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +12,13 @@
 #include "absl/types/span.h"
 #include "engine/api/step_plan.h"
 #include "engine/base/ids.h"
+#include "engine/base/stage.h"
 
 namespace comoe::api {
 
 // How a needed expert is served.
 enum class ServingDecision : std::uint8_t {
-  kHit,    // it is in a device slot
+  kHit,    // it is in a device slot, or on its way there
   kFetch,  // copy it, then compute on the device
   kHost    // the CPU computes it where it lies
 };
@@ -25,9 +29,27 @@ struct ExpertDemand {
   std::int32_t rows = 0;  // at least 1
 };
 
+// The expert passes through a staging slot and is not kept.
+inline constexpr std::int32_t kStagingSlot = -1;
+
+struct MissDecision {
+  ServingDecision serving = ServingDecision::kFetch;  // or kHost, never kHit
+  // kFetch: the device slot that holds the expert from now on, whatever was in it, or kStagingSlot.
+  std::int32_t slot = kStagingSlot;
+};
+
+// An expert to be put into a slot ahead of need. Exclusive tiers swap: what was in the slot goes to where the
+// expert came from.
+struct FetchOrder {
+  base::ExpertKey key;
+  base::Tier tier = base::Tier::kDevice;                  // or kPinned
+  std::int32_t slot = 0;                                  // of that tier
+  base::CopyReason reason = base::CopyReason::kPrefetch;  // or kWarmup
+};
+
 // Device slots of one MoE layer, published before a step. Hits are resolved from it without asking.
 struct SlotMap {
-  std::vector<std::int32_t> slot;  // [num_experts]; -1: not on the device
+  std::vector<std::int32_t> slot;  // [num_experts]; -1: not on the device nor on its way
 };
 
 // One layer's routing, as it happened. May be handed over after the layer has run.
@@ -39,19 +61,42 @@ struct RoutingObservation {
   absl::Span<const float> weights;         // [T, k]
 };
 
-// Called by the engine thread. BeginStep, then per MoE layer: slots, DecideMisses if any expert is not in
-// them, ObserveRouting; then EndStep.
+// What is known of the lanes at the moment of a decision; rates are measured, or given until they are.
+struct LaneState {
+  double link_seconds_per_expert = 0;    // one blob from page-locked memory to the device, alone
+  double link_queue_seconds = 0;         // until copies that are under way or certain have ended
+  double device_seconds_per_expert = 0;  // computing one on the device, few rows
+  double host_seconds_per_expert = 0;    // computing one on the host, few rows; 0: there is no host lane
+  double host_seconds_per_row = 0;       // of it, for each row beyond the first
+  std::int32_t queued_guesses = 0;       // prefetch orders not yet on the link
+};
+
+// Called by the engine thread. BeginStep, Orders(-1); then per MoE layer: ObserveRouting, slots, DecideMisses
+// if any expert is not in them, Orders(layer); then EndStep. OnVacated at any time between these calls.
 class ExpertDirector {
  public:
   virtual ~ExpertDirector() = default;
   virtual absl::string_view policy() const = 0;
+
+  // What lies where at start. Called once, before the first step.
+  virtual std::vector<FetchOrder> InitialOrders() { return {}; }
   virtual void BeginStep(const StepPlan& plan) = 0;
-  // Valid until EndStep.
+  // Valid until the next call that is not const.
   virtual const SlotMap& slots(std::int32_t layer) const = 0;
-  // decisions[i] says how misses[i] is served: kFetch or kHost, never kHit.
-  virtual void DecideMisses(std::int32_t layer, absl::Span<const ExpertDemand> misses,
-                            absl::Span<ServingDecision> decisions) = 0;
+  // decisions[i] says how misses[i] is served; their copies are issued in this order. Slots named must not
+  // hold an expert that this layer needs.
+  virtual void DecideMisses(std::int32_t layer, absl::Span<const ExpertDemand> misses, const LaneState& lanes,
+                            absl::Span<MissDecision> decisions) = 0;
+  // What else to move now, most urgent first; -1: before the first layer. Slots named must not hold an expert
+  // that `layer` needs. Valid until the next call.
+  virtual absl::Span<const FetchOrder> Orders(std::int32_t /*layer*/, const LaneState& /*lanes*/) {
+    return {};
+  }
   virtual void ObserveRouting(const RoutingObservation& observation) = 0;
+  // The expert did not get to its slot (its copy failed, or its order was dropped): the slot is empty.
+  // `usable` false: and is never to be used again.
+  virtual void OnVacated(base::Tier /*tier*/, std::int32_t /*slot*/, base::ExpertKey /*key*/,
+                         bool /*usable*/) {}
   virtual void EndStep() = 0;
 };
 

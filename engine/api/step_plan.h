@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "engine/api/sampling_params.h"
@@ -81,6 +82,9 @@ struct StepPlan {
 
 struct SpanResult {
   base::SequenceId sequence;
+  // Not OK: this span alone could not be computed (an expert that its rows need could not be had); nothing
+  // else is set.
+  absl::Status status;
   std::optional<base::TokenId> token;  // when sampling was asked for
   LogprobRow logprobs;                 // of `token`, if PlanSpan::top_logprobs asked for it
   std::vector<LogprobRow> scores;      // of PlanSpan::score

@@ -14,6 +14,10 @@ absl::string_view DeviceKindName(DeviceKind kind) {
   return "unknown";
 }
 
+absl::Status Stream::Submit(HostWork& /*work*/) {
+  return absl::UnimplementedError("only a host stream runs host work");
+}
+
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
     if (data_ != nullptr && deleter_) {

@@ -2,9 +2,11 @@
 // it never asks which kind it runs on, except kernels, which are written per kind.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,8 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "engine/base/stage.h"
 
 namespace comoe::device {
+
+class CpuStream;
 
 enum class DeviceKind { kCpu, kEmulated, kCuda };
 absl::string_view DeviceKindName(DeviceKind kind);
@@ -54,25 +60,71 @@ class Buffer {
   Deleter deleter_;
 };
 
-// A point in a stream's work. Copyable; thread-safe. A default-constructed event has already happened.
+// A point in a stream's work. Copyable; thread-safe. A default-constructed event has already happened. States
+// come from their device's pool: recording an event allocates nothing once the pool has grown.
 class Event {
  public:
   class State {
    public:
     virtual ~State() = default;
     virtual bool Done() const = 0;
-    virtual absl::Status Synchronize() = 0;
+    // Blocks until the event has happened; the error of the work before it, if it failed. DEADLINE_EXCEEDED
+    // after `limit` on the device's clock: the work may still happen.
+    virtual absl::Status Synchronize(absl::Duration limit) = 0;
+    // When it happened, in seconds on the device's clock; NaN before, and on devices without one.
+    virtual double Seconds() const = 0;
+
+    void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
+    void Unref() {
+      if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        Recycle();
+      }
+    }
+
+   protected:
+    // Nobody refers to it any more: back to the pool.
+    virtual void Recycle() = 0;
+
+   private:
+    std::atomic<std::int32_t> references_{0};
   };
 
   Event() = default;
-  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit Event(State* state) : state_(state) { Ref(); }
+  Event(const Event& other) : state_(other.state_) { Ref(); }
+  Event(Event&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  Event& operator=(Event other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~Event() {
+    if (state_ != nullptr) {
+      state_->Unref();
+    }
+  }
+
   bool Done() const { return state_ == nullptr || state_->Done(); }
   // Blocks the calling thread until the event has happened.
-  absl::Status Synchronize() const { return state_ == nullptr ? absl::OkStatus() : state_->Synchronize(); }
-  State* state() const { return state_.get(); }
+  absl::Status Synchronize(absl::Duration limit = absl::InfiniteDuration()) const {
+    return state_ == nullptr ? absl::OkStatus() : state_->Synchronize(limit);
+  }
+  State* state() const { return state_; }
 
  private:
-  std::shared_ptr<State> state_;
+  void Ref() const {
+    if (state_ != nullptr) {
+      state_->Ref();
+    }
+  }
+
+  State* state_ = nullptr;
+};
+
+// What a stream is for: the lanes of a step's graph.
+enum class StreamKind {
+  kCompute,  // kernels on the device
+  kCopy,     // copies between host and device
+  kHost      // the host at the same time: experts computed where they lie, copies within host memory
 };
 
 // Work in order. Used by one thread at a time. Nothing runs on a default stream.
@@ -80,15 +132,59 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual DeviceId device() const = 0;
+  // The stream whose thread pool kernels that run on the host use now: itself or what it wraps. nullptr where
+  // kernels are written for the device.
+  virtual CpuStream* cpu() { return nullptr; }
+
+  // Labels the work queued from now on, for reports and timelines.
+  virtual void SetStage(const base::Stage& /*stage*/) {}
   // Copies `bytes` after all work queued before; both ends must live until an event recorded after it has
   // happened, and a host end should be pinned (a pageable one makes the copy synchronous and slow).
   virtual absl::Status CopyAsync(std::byte* target, const std::byte* source, std::size_t bytes) = 0;
-  // An event that happens when all work queued so far is done.
+  // Streams of kind kHost: runs `work` after all work queued before, maybe on another thread and later; it
+  // gets a stream for kernels. `work` and all it refers to live until an event recorded after it has
+  // happened.
+  class HostWork {
+   public:
+    virtual ~HostWork() = default;
+    virtual absl::Status Run(Stream& stream) = 0;
+  };
+  virtual absl::Status Submit(HostWork& work);
+  // An event that happens when all work queued so far is done. Work that failed fails its events.
   virtual absl::StatusOr<Event> Record() = 0;
-  // Work queued after this waits for `event`, which may belong to another stream. Does not block the caller.
-  virtual absl::Status Wait(const Event& event) = 0;
+  // Work queued after this waits for `event`, which may belong to another stream, along the named edge. Does
+  // not block the caller, or (where kernels run on the caller) for `limit` at most. The error of what failed,
+  // where that is known already: the stream goes on without it. DEADLINE_EXCEEDED: it has not happened within
+  // `limit`.
+  virtual absl::Status Wait(const Event& event, base::WaitEdge edge,
+                            absl::Duration limit = absl::InfiniteDuration()) = 0;
   // Blocks the caller until all queued work is done, and reports its first error.
   virtual absl::Status Synchronize() = 0;
+};
+
+// Sums since the device was made, in seconds on its clock.
+struct DeviceTimes {
+  double compute = 0;                                               // compute stream at work
+  base::PerKind<double, base::kNumWaitEdges> stalled;               // compute stream waiting, by edge
+  base::PerKind<double, base::kNumCopyDirections> copy_busy;        // at least one copy under way
+  base::PerKind<double, base::kNumCopyDirections> copy_overlapped;  // of it, while the compute stream worked
+  double host_lane = 0;                                             // host experts being computed
+};
+
+// Hears spans of work as they end; called from any thread, and not for long.
+class TimelineSink {
+ public:
+  virtual ~TimelineSink() = default;
+  // `lane` is a stream's name and lives as long as the device. A wait has its edge, work has none.
+  virtual void Add(absl::string_view lane, const base::Stage& stage, std::optional<base::WaitEdge> edge,
+                   double begin_seconds, double end_seconds, std::size_t bytes) = 0;
+};
+
+// Told that an event has happened.
+class EventListener {
+ public:
+  virtual ~EventListener() = default;
+  virtual void OnEvent(std::uint64_t tag) = 0;
 };
 
 struct MemoryInfo {
@@ -108,7 +204,17 @@ class Device {
   // content is undefined. Never called in a step.
   virtual absl::StatusOr<Buffer> Allocate(MemoryKind kind, std::size_t bytes, std::size_t alignment) = 0;
   // `name` appears in timelines.
-  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view name) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view name, StreamKind kind) = 0;
+  // Calls listener.OnEvent(tag) once `event` has happened, failed or not: on a thread of the device's, or,
+  // where time is simulated, from within whatever call lets it pass. At once, if it has happened already.
+  // `listener` outlives that.
+  virtual void Notify(const Event& event, EventListener& listener, std::uint64_t tag) = 0;
+  // Seconds on the device's clock.
+  virtual double Now() const = 0;
+  // All zero where nothing is measured (the CPU device).
+  virtual DeviceTimes times() const { return {}; }
+  // Spans go to `sink` from now on; nullptr: nowhere. Between steps only. `sink` outlives that.
+  virtual void SetTimeline(TimelineSink* sink) = 0;
 };
 
 }  // namespace comoe::device

@@ -5,10 +5,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/api/expert_director.h"
+#include "engine/api/offload.h"
 #include "engine/base/ids.h"
+#include "engine/base/stage.h"
 #include "engine/device/device.h"
 #include "engine/tensor/packed_matrix.h"
 
@@ -53,13 +58,57 @@ class Lease {
   std::atomic<std::int32_t>* pins_ = nullptr;
 };
 
+// A lease on bytes that may still be arriving.
+struct Served {
+  Lease lease;
+  device::Event ready;  // the bytes are there once it has happened; its error: they never will be
+  base::WaitEdge edge = base::WaitEdge::kDemandCopy;  // what waiting for `ready` is
+};
+
 // Owned by the engine thread.
 class ExpertCache {
  public:
   virtual ~ExpertCache() = default;
-  // Bytes that kernels queued on `stream` after this call may read. NOT_FOUND for a key the model does not
-  // have; RESOURCE_EXHAUSTED when every slot is leased.
-  virtual absl::StatusOr<Lease> Acquire(base::ExpertKey key, device::Stream& stream) = 0;
+
+  // Bytes on the device of an expert that the director's slot map says is there or on its way. NOT_FOUND for
+  // a key the model does not have, FAILED_PRECONDITION when it is not there after all.
+  virtual absl::StatusOr<Served> Acquire(base::ExpertKey key) = 0;
+
+  // Starts to copy a missing expert to device slot `slot`, or through a staging slot (api::kStagingSlot).
+  // nullopt: all staging slots are leased; release one and ask again. An error: it cannot be had.
+  virtual absl::StatusOr<std::optional<Served>> Fetch(base::ExpertKey key, std::int32_t slot) = 0;
+
+  // Bytes in host memory, for the host lane.
+  virtual absl::StatusOr<Served> AcquireHost(base::ExpertKey key) = 0;
+
+  // Ends a lease although work that reads the bytes may still be queued: they stay until `last_use` has
+  // happened.
+  virtual void Release(Lease lease, const device::Event& last_use) = 0;
+
+  // Starts, or queues, copies ahead of need. What cannot be done is dropped, and reported by TakeVacated.
+  virtual void Prefetch(absl::Span<const api::FetchOrder> orders) = 0;
+
+  // Of guesses still waiting for the link, those for layers up to `layer` come too late for this step.
+  virtual void LayerPassed(std::int32_t layer) = 0;
+
+  // The bytes never arrived (Served::ready failed or timed out): the slot is given up, and reported by
+  // TakeVacated.
+  virtual void Failed(Lease lease, const absl::Status& status) = 0;
+
+  struct Vacated {
+    base::Tier tier;
+    std::int32_t slot;
+    base::ExpertKey key;
+    bool usable;
+  };
+  // Slots that do not hold what the director put there, since the last call.
+  virtual absl::Span<const Vacated> TakeVacated() = 0;
+
+  // Link rates and queues; the engine adds the rest.
+  virtual void Describe(api::LaneState& lanes) const = 0;
+  // Tiers, copies, guesses; times and served_* are the engine's.
+  virtual void AddTotals(api::OffloadTotals& totals) const = 0;
+
   // Leases alive: 0 between steps.
   virtual std::int64_t leased() const = 0;
 };

@@ -41,12 +41,25 @@ absl::StatusOr<std::unique_ptr<ResidentExpertCache>> ResidentExpertCache::Load(
   return std::unique_ptr<ResidentExpertCache>(new ResidentExpertCache(std::move(index), std::move(slab)));
 }
 
-absl::StatusOr<Lease> ResidentExpertCache::Acquire(base::ExpertKey key, device::Stream& /*stream*/) {
+absl::StatusOr<Served> ResidentExpertCache::Acquire(base::ExpertKey key) {
   const checkpoint::ExpertEntry* entry = std::as_const(index_).Find(key);
   if (entry == nullptr) {
     return absl::NotFoundError(absl::StrCat("the model has no expert ", key.expert, " in layer ", key.layer));
   }
-  return Lease(key, {slab_.data() + entry->offset, &index_.layout()}, &pins_);
+  ++hits_;
+  return Served{Lease(key, {slab_.data() + entry->offset, &index_.layout()}, &pins_), device::Event()};
+}
+
+absl::StatusOr<std::optional<Served>> ResidentExpertCache::Fetch(base::ExpertKey key, std::int32_t /*slot*/) {
+  return absl::FailedPreconditionError(absl::StrCat("expert ", key.expert, " of layer ", key.layer,
+                                                    " was fetched, but all experts are resident"));
+}
+
+void ResidentExpertCache::AddTotals(api::OffloadTotals& totals) const {
+  api::TierTotals& tier = totals.tiers[base::Tier::kDevice];
+  tier.slots = tier.slots_used = index_.keys().size();
+  tier.capacity_bytes = slab_.size();
+  tier.hits = hits_;
 }
 
 absl::Status ResidentExpertCache::VerifyChecksums() const {

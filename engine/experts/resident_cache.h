@@ -30,7 +30,18 @@ class ResidentExpertCache final : public ExpertCache {
       const checkpoint::WeightNames& names, tensor::DType dtype, device::Device& device,
       base::ThreadPool& pool, LoadProgress progress);
 
-  absl::StatusOr<Lease> Acquire(base::ExpertKey key, device::Stream& stream) override;
+  absl::StatusOr<Served> Acquire(base::ExpertKey key) override;
+  // Nothing is ever missing: FAILED_PRECONDITION.
+  absl::StatusOr<std::optional<Served>> Fetch(base::ExpertKey key, std::int32_t slot) override;
+  absl::StatusOr<Served> AcquireHost(base::ExpertKey key) override { return Acquire(key); }
+  // Bytes never move, so that there is nothing to fence.
+  void Release(Lease /*lease*/, const device::Event& /*last_use*/) override {}
+  void Prefetch(absl::Span<const api::FetchOrder> /*orders*/) override {}
+  void LayerPassed(std::int32_t /*layer*/) override {}
+  void Failed(Lease /*lease*/, const absl::Status& /*status*/) override {}
+  absl::Span<const Vacated> TakeVacated() override { return {}; }
+  void Describe(api::LaneState& /*lanes*/) const override {}
+  void AddTotals(api::OffloadTotals& totals) const override;
   std::int64_t leased() const override { return pins_.load(std::memory_order_acquire); }
 
   const checkpoint::ExpertIndex& index() const { return index_; }
@@ -45,6 +56,7 @@ class ResidentExpertCache final : public ExpertCache {
   device::Buffer slab_;
   // Nothing is ever evicted here, so one count for all slots is enough to see a lease that leaks.
   std::atomic<std::int32_t> pins_{0};
+  std::uint64_t hits_ = 0;
 };
 
 }  // namespace comoe::experts

@@ -62,8 +62,8 @@ absl::Status AcquireExperts(const StepContext& context, std::int64_t layer, Leas
           absl::StrCat("expert ", key.expert, " of layer ", key.layer,
                        " is not on the device; only policy resident is supported"));
     }
-    COMOE_ASSIGN_OR_RETURN(experts::Lease lease, context.experts.Acquire(key, context.stream));
-    leases.push_back(std::move(lease));
+    COMOE_ASSIGN_OR_RETURN(experts::Served served, context.experts.Acquire(key));
+    leases.push_back(std::move(served.lease));
     list.push_back({leases.back().view(),
                     dispatch.rows().subspan(static_cast<std::size_t>(group.first),
                                             static_cast<std::size_t>(group.count)),

@@ -149,7 +149,8 @@ absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
   absl::StatusOr<model::Workspace> work =
       model::Workspace::Create(parts.config, parts.max_rows, *parts.device);
   COMOE_RETURN_IF_ERROR(base::Annotate(work.status(), "workspace"));
-  COMOE_ASSIGN_OR_RETURN(std::unique_ptr<device::Stream> stream, parts.device->CreateStream("compute"));
+  COMOE_ASSIGN_OR_RETURN(std::unique_ptr<device::Stream> stream,
+                         parts.device->CreateStream("compute", device::StreamKind::kCompute));
   return std::make_unique<MoeEngine>(std::move(parts), std::move(groups), *std::move(kv), *std::move(work),
                                      std::move(stream));
 }

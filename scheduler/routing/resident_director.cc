@@ -20,8 +20,8 @@ class ResidentDirector final : public api::ExpertDirector {
   // Slots are counted per layer, so that one map serves all of them.
   const api::SlotMap& slots(std::int32_t /*layer*/) const override { return slots_; }
   void DecideMisses(std::int32_t /*layer*/, absl::Span<const api::ExpertDemand> /*misses*/,
-                    absl::Span<api::ServingDecision> decisions) override {
-    std::fill(decisions.begin(), decisions.end(), api::ServingDecision::kHost);
+                    const api::LaneState& /*lanes*/, absl::Span<api::MissDecision> decisions) override {
+    std::fill(decisions.begin(), decisions.end(), api::MissDecision{});
   }
   void ObserveRouting(const api::RoutingObservation& /*observation*/) override {}
   void EndStep() override {}

@@ -30,8 +30,15 @@ class TraceRecorder final : public api::ExpertDirector {
   const api::SlotMap& slots(std::int32_t layer) const override { return inner_->slots(layer); }
 
   void DecideMisses(std::int32_t layer, absl::Span<const api::ExpertDemand> misses,
-                    absl::Span<api::ServingDecision> decisions) override {
-    inner_->DecideMisses(layer, misses, decisions);
+                    const api::LaneState& lanes, absl::Span<api::MissDecision> decisions) override {
+    inner_->DecideMisses(layer, misses, lanes, decisions);
+  }
+  std::vector<api::FetchOrder> InitialOrders() override { return inner_->InitialOrders(); }
+  absl::Span<const api::FetchOrder> Orders(std::int32_t layer, const api::LaneState& lanes) override {
+    return inner_->Orders(layer, lanes);
+  }
+  void OnVacated(base::Tier tier, std::int32_t slot, base::ExpertKey key, bool usable) override {
+    inner_->OnVacated(tier, slot, key, usable);
   }
 
   void ObserveRouting(const api::RoutingObservation& observation) override {

@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "absl/base/config.h"
@@ -57,6 +59,10 @@ std::byte* AllocateHugePages(std::size_t bytes, std::size_t alignment) {
   return static_cast<std::byte*>(data);
 }
 
+double SecondsNow() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 struct FreeChunk {
   void operator()(std::byte* data) const { std::free(data); }
 };
@@ -101,9 +107,17 @@ class CpuDevice final : public Device {
     return Buffer(data, bytes, kind, &FreeBytes);
   }
 
-  absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view /*name*/) override {
-    return std::make_unique<CpuStream>(pool_);
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view name, StreamKind /*kind*/) override {
+    return std::make_unique<CpuStream>(pool_, std::string(name), &timeline_);
   }
+
+  // Work is done when it is queued, so that every event has happened.
+  void Notify(const Event& /*event*/, EventListener& listener, std::uint64_t tag) override {
+    listener.OnEvent(tag);
+  }
+
+  double Now() const override { return SecondsNow(); }
+  void SetTimeline(TimelineSink* sink) override { timeline_.sink = sink; }
 
  private:
   absl::Status OutOfMemory(MemoryKind kind, std::size_t bytes) const {
@@ -113,6 +127,7 @@ class CpuDevice final : public Device {
   }
 
   base::ThreadPool pool_;
+  CpuTimeline timeline_;
   base::Mutex mutex_;
   std::shared_ptr<std::byte> chunk_ ABSL_GUARDED_BY(mutex_);  // the one that is being filled
   std::size_t chunk_used_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -125,10 +140,27 @@ absl::Status CpuStream::CopyAsync(std::byte* target, const std::byte* source, st
   return absl::OkStatus();
 }
 
-std::unique_ptr<Device> MakeCpuDevice(int num_threads) { return std::make_unique<CpuDevice>(num_threads); }
-
-CpuStream* AsCpuStream(Stream& stream) {
-  return stream.device().kind == DeviceKind::kCpu ? static_cast<CpuStream*>(&stream) : nullptr;
+void CpuStream::SetStage(const base::Stage& stage) {
+  if (timeline_ == nullptr || timeline_->sink == nullptr) {
+    return;
+  }
+  EndStage();
+  stage_ = stage;
+  stage_begin_ = SecondsNow();
 }
+
+absl::Status CpuStream::Synchronize() {
+  EndStage();
+  return absl::OkStatus();
+}
+
+void CpuStream::EndStage() {
+  if (stage_begin_ >= 0.0 && timeline_->sink != nullptr) {
+    timeline_->sink->Add(name_, stage_, std::nullopt, stage_begin_, SecondsNow(), 0);
+  }
+  stage_begin_ = -1.0;
+}
+
+std::unique_ptr<Device> MakeCpuDevice(int num_threads) { return std::make_unique<CpuDevice>(num_threads); }
 
 }  // namespace comoe::device

@@ -10,7 +10,7 @@ constexpr std::int64_t kPiecesPerThread = 4;
 }  // namespace
 
 std::int64_t NumThreads(device::Stream& stream) {
-  const device::CpuStream* cpu = device::AsCpuStream(stream);
+  const device::CpuStream* cpu = stream.cpu();
   return cpu == nullptr ? 1 : cpu->pool().num_threads();
 }
 
@@ -26,7 +26,7 @@ std::int64_t NumPieces(device::Stream& stream, double ns) {
 }
 
 void ForTasks(device::Stream& stream, std::int64_t num_tasks, absl::FunctionRef<void(std::int64_t)> fn) {
-  device::CpuStream* cpu = device::AsCpuStream(stream);
+  device::CpuStream* cpu = stream.cpu();
   if (cpu == nullptr || num_tasks <= 1) {
     for (std::int64_t task = 0; task < num_tasks; ++task) {
       fn(task);

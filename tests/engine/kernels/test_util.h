@@ -179,7 +179,8 @@ class Expert {
 class TestStream {
  public:
   explicit TestStream(int threads)
-      : device_(device::MakeCpuDevice(threads)), stream_(device_->CreateStream("test").value()) {}
+      : device_(device::MakeCpuDevice(threads)),
+        stream_(device_->CreateStream("test", device::StreamKind::kCompute).value()) {}
   device::Stream& operator*() const { return *stream_; }
 
  private:

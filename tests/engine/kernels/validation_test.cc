@@ -26,7 +26,9 @@ class OtherStream final : public device::Stream {
   device::DeviceId device() const override { return {kind_, 0}; }
   absl::Status CopyAsync(std::byte*, const std::byte*, std::size_t) override { return absl::OkStatus(); }
   absl::StatusOr<device::Event> Record() override { return device::Event(); }
-  absl::Status Wait(const device::Event&) override { return absl::OkStatus(); }
+  absl::Status Wait(const device::Event&, base::WaitEdge, absl::Duration) override {
+    return absl::OkStatus();
+  }
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
  private:
