@@ -51,6 +51,7 @@ absl::StatusOr<api::SpanResult> OfflineSequence::Run(absl::Span<const base::Toke
     }
   }
   COMOE_ASSIGN_OR_RETURN(api::StepResult result, engine_.Step(plan));
+  COMOE_RETURN_IF_ERROR(result.spans.front().status);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   return std::move(result.spans.front());
 }

@@ -95,6 +95,7 @@ struct StepResult {
   base::StepId step;
   std::vector<SpanResult> spans;  // as in the plan
   absl::Duration elapsed;
+  absl::Duration expert_stall;  // of it: the device waited for experts
 };
 
 }  // namespace comoe::api

@@ -150,6 +150,9 @@ class Stream {
     virtual absl::Status Run(Stream& stream) = 0;
   };
   virtual absl::Status Submit(HostWork& work);
+  // From within a HostWork: it has read `bytes` from disk. For devices that simulate or measure how long that
+  // takes.
+  virtual void CountDiskRead(std::size_t /*bytes*/) {}
   // An event that happens when all work queued so far is done. Work that failed fails its events.
   virtual absl::StatusOr<Event> Record() = 0;
   // Work queued after this waits for `event`, which may belong to another stream, along the named edge. Does
@@ -211,6 +214,8 @@ class Device {
   virtual void Notify(const Event& event, EventListener& listener, std::uint64_t tag) = 0;
   // Seconds on the device's clock.
   virtual double Now() const = 0;
+  // Whether that clock is a calculation, which real time has nothing to do with.
+  virtual bool simulated() const { return false; }
   // All zero where nothing is measured (the CPU device).
   virtual DeviceTimes times() const { return {}; }
   // Spans go to `sink` from now on; nullptr: nowhere. Between steps only. `sink` outlives that.

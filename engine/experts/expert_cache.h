@@ -109,6 +109,8 @@ class ExpertCache {
   // Tiers, copies, guesses; times and served_* are the engine's.
   virtual void AddTotals(api::OffloadTotals& totals) const = 0;
 
+  // Of every blob.
+  virtual const tensor::BlobLayout& layout() const = 0;
   // Leases alive: 0 between steps.
   virtual std::int64_t leased() const = 0;
 };

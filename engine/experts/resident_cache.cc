@@ -58,7 +58,7 @@ absl::StatusOr<std::optional<Served>> ResidentExpertCache::Fetch(base::ExpertKey
 void ResidentExpertCache::AddTotals(api::OffloadTotals& totals) const {
   api::TierTotals& tier = totals.tiers[base::Tier::kDevice];
   tier.slots = tier.slots_used = index_.keys().size();
-  tier.capacity_bytes = slab_.size();
+  tier.used_bytes = tier.capacity_bytes = slab_.size();
   tier.hits = hits_;
 }
 

@@ -42,6 +42,7 @@ class ResidentExpertCache final : public ExpertCache {
   absl::Span<const Vacated> TakeVacated() override { return {}; }
   void Describe(api::LaneState& /*lanes*/) const override {}
   void AddTotals(api::OffloadTotals& totals) const override;
+  const tensor::BlobLayout& layout() const override { return index_.layout(); }
   std::int64_t leased() const override { return pins_.load(std::memory_order_acquire); }
 
   const checkpoint::ExpertIndex& index() const { return index_; }

@@ -43,6 +43,7 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
   const TensorView keys = qkv.Cols(query_cols, kv_cols);
   const TensorView values = qkv.Cols(query_cols + kv_cols, kv_cols);
 
+  stream.SetStage({base::StageKind::kAttention, static_cast<std::int32_t>(layer)});
   COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
       table, {residual, weights.input_norm, static_cast<float>(config.norm_epsilon), 1, normed}, stream));
   COMOE_RETURN_IF_ERROR(kernels::MatMul(

@@ -48,6 +48,12 @@ absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
   Workspace& work = context_.work;
   rope_.Fill(absl::MakeConstSpan(work.positions).first(tokens_.size()), context_.Use(work.cos),
              context_.Use(work.sin));
+  std::fill(work.row_status.begin(), work.row_status.end(), absl::OkStatus());
+  work.any_row_failed = false;
+  api::LaneState lanes = context_.lanes;
+  context_.experts.Describe(lanes);
+  context_.experts.Prefetch(context_.director.Orders(-1, lanes));
+  context_.stream.SetStage({base::StageKind::kEmbed});
   COMOE_RETURN_IF_ERROR(kernels::Embed(
       context_.kernels, {tokens_, weights_.embedding.view(), context_.Use(work.residual)}, context_.stream));
   for (std::size_t layer = 0; layer < weights_.layers.size(); ++layer) {
@@ -58,16 +64,27 @@ absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
       status = RunFfn(context_, l, weights);
     }
     if (!status.ok()) {
+      Abandon();
       return base::Annotate(status, absl::StrCat("layer ", layer));
     }
   }
   return ComputeLogits(logits);
 }
 
+// A layer failed in its midst: nothing of it may still run when its leases end. What that says is no news.
+void ForwardPass::Abandon() {
+  static_cast<void>(context_.stream.Synchronize());
+  if (context_.host_lane != nullptr) {
+    static_cast<void>(context_.host_lane->stream().Synchronize());
+  }
+  context_.work.serving.Clear();
+}
+
 absl::Status ForwardPass::ComputeLogits(LogitsSink logits) {
   Workspace& work = context_.work;
   device::Stream& stream = context_.stream;
   const auto epsilon = static_cast<float>(context_.config.norm_epsilon);
+  stream.SetStage({base::StageKind::kHead});
   const std::size_t row_bytes = static_cast<std::size_t>(context_.config.hidden) * sizeof(float);
   for (std::size_t begin = 0; begin < logits_rows_.size(); begin += Workspace::kLogitsRows) {
     const std::size_t count = std::min<std::size_t>(logits_rows_.size() - begin, Workspace::kLogitsRows);
@@ -89,7 +106,7 @@ absl::Status ForwardPass::ComputeLogits(LogitsSink logits) {
           {out.f32(static_cast<std::int64_t>(i)), static_cast<std::size_t>(context_.config.vocab_size)}));
     }
   }
-  return absl::OkStatus();
+  return stream.Synchronize();
 }
 
 }  // namespace comoe::model

@@ -26,6 +26,7 @@ class ForwardPass {
 
  private:
   void SetRows(const api::StepPlan& plan);
+  void Abandon();
   absl::Status ComputeLogits(LogitsSink logits);
 
   const ModelWeights& weights_;

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "engine/api/expert_director.h"
 #include "engine/api/step_plan.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/device/device.h"
 #include "engine/experts/expert_cache.h"
 #include "engine/kernels/ops.h"
+#include "engine/model/host_lane.h"
 #include "engine/model/kv_pool.h"
 #include "engine/model/workspace.h"
 
@@ -26,6 +28,11 @@ struct StepContext {
   api::ExpertDirector& director;
   device::Stream& stream;
   Workspace& work;
+  HostLane* host_lane = nullptr;  // nullptr: the host computes no experts
+  // Computing an expert, as measured at start; the rest of it is asked for when a decision is due.
+  api::LaneState lanes{};
+  // A copy that takes longer counts as one that never ends.
+  absl::Duration copy_limit = absl::InfiniteDuration();
 
   base::StepId step{};
   std::int64_t rows = 0;  // T

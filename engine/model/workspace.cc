@@ -78,6 +78,7 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   w.positions.resize(static_cast<std::size_t>(max_rows));
   w.experts.resize(static_cast<std::size_t>(slots));
   w.weights.resize(static_cast<std::size_t>(slots));
+  w.row_status.resize(static_cast<std::size_t>(max_rows));
   w.all_rows.resize(static_cast<std::size_t>(max_rows));
   std::iota(w.all_rows.begin(), w.all_rows.end(), 0);
   return w;

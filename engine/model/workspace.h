@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/device/device.h"
 #include "engine/model/dispatch_plan.h"
+#include "engine/model/serving_scratch.h"
 #include "engine/tensor/tensor_view.h"
 
 namespace comoe::model {
@@ -37,6 +39,10 @@ struct Workspace {
   std::vector<float> weights;           // [R, K]
   std::vector<std::int32_t> all_rows;   // 0, 1, ..., R - 1
   DispatchPlan dispatch;
+  ServingScratch serving;
+  // [R]: of rows that a step goes on without, why; all OK when none is (any_row_failed).
+  std::vector<absl::Status> row_status;
+  bool any_row_failed = false;
 
   std::uint64_t bytes() const { return buffer.size(); }
 
@@ -45,7 +51,7 @@ struct Workspace {
 
  private:
   Workspace(std::int64_t max_rows, const checkpoint::ModelConfig& config)
-      : dispatch(max_rows, config.experts_per_token, config.num_experts) {}
+      : dispatch(max_rows, config.experts_per_token, config.num_experts), serving(config.num_experts) {}
 };
 
 }  // namespace comoe::model

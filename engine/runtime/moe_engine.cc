@@ -12,7 +12,10 @@
 #include "engine/base/status_macros.h"
 #include "engine/checkpoint/memory_plan.h"
 #include "engine/model/forward_pass.h"
+#include "engine/model/host_lane.h"
 #include "engine/model/workspace.h"
+#include "engine/runtime/lane_rates.h"
+#include "engine/runtime/offload_ledger.h"
 #include "engine/runtime/plan_check.h"
 #include "engine/sampling/sampler.h"
 
@@ -22,12 +25,14 @@ namespace {
 class MoeEngine final : public api::Engine {
  public:
   MoeEngine(EngineParts parts, model::CacheGroups groups, model::KvPool kv, model::Workspace work,
-            std::unique_ptr<device::Stream> stream)
+            std::unique_ptr<device::Stream> stream, std::unique_ptr<model::HostLane> host_lane,
+            const api::LaneState& lanes)
       : parts_(std::move(parts)),
         groups_(std::move(groups)),
         kv_(std::move(kv)),
         work_(std::move(work)),
         stream_(std::move(stream)),
+        host_lane_(std::move(host_lane)),
         forward_(parts_.weights, {.config = parts_.config,
                                   .kernels = *parts_.kernels,
                                   .groups = groups_,
@@ -35,7 +40,11 @@ class MoeEngine final : public api::Engine {
                                   .experts = *parts_.experts,
                                   .director = *parts_.director,
                                   .stream = *stream_,
-                                  .work = work_}) {
+                                  .work = work_,
+                                  .host_lane = host_lane_.get(),
+                                  .lanes = lanes,
+                                  .copy_limit = parts_.copy_limit}),
+        ledger_(*parts_.device, parts_.metrics) {
     capacity_.max_rows = parts_.max_rows;
     capacity_.max_sequences = parts_.max_sequences;
     capacity_.num_blocks = kv_.num_blocks();
@@ -55,6 +64,7 @@ class MoeEngine final : public api::Engine {
     result.step = plan.step;
     PrepareResult(plan, result);
     parts_.director->BeginStep(plan);
+    ledger_.BeginStep();
     std::size_t span = 0;
     std::int64_t first_row = 0;  // of plan.spans[span]
     const absl::Status status =
@@ -63,14 +73,21 @@ class MoeEngine final : public api::Engine {
             first_row += static_cast<std::int64_t>(plan.spans[span].tokens.size());
             ++span;
           }
-          return TakeLogits(plan.spans[span], row - first_row, logits, result.spans[span]);
+          return TakeLogits(plan.spans[span], row, first_row, logits, result.spans[span]);
         });
     parts_.director->EndStep();
     COMOE_DCHECK(parts_.experts->leased() == 0, "no lease outlives its step");
+    ledger_.EndStep(work_.serving, *parts_.experts);
     COMOE_RETURN_IF_ERROR(status);
+    if (work_.any_row_failed) {
+      FailSpans(plan, result);
+    }
+    result.expert_stall = ledger_.last_stall();
     result.elapsed = absl::Now() - start;
     return result;
   }
+
+  api::OffloadTotals offload_totals() const override { return ledger_.totals(); }
 
   absl::Status Truncate(base::SequenceId /*sequence*/, std::int64_t num_tokens) override {
     if (num_tokens < 0) {
@@ -102,9 +119,29 @@ class MoeEngine final : public api::Engine {
     }
   }
 
-  // Row `row` of the span has logits: copy them out, score the token that follows, sample from the last.
-  absl::Status TakeLogits(const api::PlanSpan& span, std::int64_t row, absl::Span<const float> logits,
-                          api::SpanResult& result) {
+  // Spans with a row that had to do without an expert have a status and nothing else.
+  void FailSpans(const api::StepPlan& plan, api::StepResult& result) const {
+    std::size_t row = 0;
+    for (std::size_t i = 0; i < plan.spans.size(); ++i) {
+      for (std::size_t end = row + plan.spans[i].tokens.size(); row < end; ++row) {
+        if (result.spans[i].status.ok() && !work_.row_status[row].ok()) {
+          api::SpanResult failed;
+          failed.sequence = plan.spans[i].sequence;
+          failed.status = work_.row_status[row];
+          result.spans[i] = std::move(failed);
+        }
+      }
+    }
+  }
+
+  // Row `step_row` of the step, in a span that begins at `first_row`, has logits: copy them out, score the
+  // token that follows, sample from the last.
+  absl::Status TakeLogits(const api::PlanSpan& span, std::int64_t step_row, std::int64_t first_row,
+                          absl::Span<const float> logits, api::SpanResult& result) {
+    if (!work_.row_status[static_cast<std::size_t>(step_row)].ok()) {
+      return absl::OkStatus();
+    }
+    const std::int64_t row = step_row - first_row;
     if (span.return_logits) {
       result.logits.insert(result.logits.end(), logits.begin(), logits.end());
     }
@@ -133,8 +170,10 @@ class MoeEngine final : public api::Engine {
   const model::KvPool kv_;
   model::Workspace work_;
   std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<model::HostLane> host_lane_;
   api::EngineCapacity capacity_;
   model::ForwardPass forward_;
+  OffloadLedger ledger_;
   sampling::SamplerScratch scratch_;
 };
 
@@ -151,8 +190,18 @@ absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
   COMOE_RETURN_IF_ERROR(base::Annotate(work.status(), "workspace"));
   COMOE_ASSIGN_OR_RETURN(std::unique_ptr<device::Stream> stream,
                          parts.device->CreateStream("compute", device::StreamKind::kCompute));
+  std::unique_ptr<model::HostLane> host_lane;
+  if (parts.host_lane_kernels != nullptr) {
+    absl::StatusOr<std::unique_ptr<model::HostLane>> lane =
+        model::HostLane::Create(parts.config, parts.max_rows, *parts.host_lane_kernels, *parts.device);
+    COMOE_RETURN_IF_ERROR(base::Annotate(lane.status(), "host lane"));
+    host_lane = *std::move(lane);
+  }
+  COMOE_ASSIGN_OR_RETURN(
+      const api::LaneState lanes,
+      MeasureLanes(parts.experts->layout(), *parts.kernels, *work, *stream, host_lane.get(), *parts.device));
   return std::make_unique<MoeEngine>(std::move(parts), std::move(groups), *std::move(kv), *std::move(work),
-                                     std::move(stream));
+                                     std::move(stream), std::move(host_lane), lanes);
 }
 
 api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,

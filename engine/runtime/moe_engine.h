@@ -6,8 +6,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "engine/api/engine.h"
 #include "engine/api/expert_director.h"
+#include "engine/base/metrics_sink.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/checkpoint/tensor_source.h"
 #include "engine/device/device.h"
@@ -31,6 +33,12 @@ struct EngineParts {
   std::int64_t max_sequences = 1;
   std::uint64_t kv_bytes = 0;
   tensor::DType kv_dtype = tensor::DType::kF32;  // or kF16
+  // Whether the host may compute missing experts: with what kernels (on host streams of the device). nullptr:
+  // it may not.
+  const kernels::KernelTable* host_lane_kernels = nullptr;
+  // A copy of an expert that takes longer counts as one that never ends.
+  absl::Duration copy_limit = absl::Seconds(10);
+  base::MetricsSink* metrics = nullptr;  // outlives the engine; nullptr: nobody listens
 };
 
 // Allocates KV and workspace; after that no step allocates device memory. RESOURCE_EXHAUSTED says what did

@@ -203,6 +203,9 @@ void RunningBatch::NotePassedOver(absl::Span<Sequence* const> ranked, const api:
 
 void RunningBatch::Account(const api::StepPlan& plan) {
   for (const api::PlanSpan& span : plan.spans) {
+    if (sequences_.Find(span.sequence) == nullptr) {
+      continue;  // it failed in this step
+    }
     Sequence& sequence = *sequences_.Find(span.sequence);
     sequence.num_computed += static_cast<std::int64_t>(span.tokens.size());
     blocks_.Publish(

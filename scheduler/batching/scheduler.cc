@@ -95,6 +95,7 @@ class SchedulerImpl final : public Scheduler {
   void DeliverToken(Sequence& sequence, api::SpanResult& span);
   void PublishLoad();
   void CountTime(base::Counter& kind);
+  void CountStepTime(absl::Duration expert_stall);
 
   // Ends a request that is in neither queue nor table any more: the only place where that happens.
   void Finish(SequencePtr sequence, FinishReason reason, const absl::Status& status,
@@ -264,6 +265,15 @@ void SchedulerImpl::CountTime(base::Counter& kind) {
   time_counted_ = now;
 }
 
+void SchedulerImpl::CountStepTime(absl::Duration expert_stall) {
+  const absl::Time now = absl::Now();
+  const absl::Duration elapsed = Elapsed(time_counted_, now);
+  const absl::Duration stall = std::clamp(expert_stall, absl::ZeroDuration(), elapsed);
+  metrics_.busy_seconds_expert_stall.Increment(absl::ToDoubleSeconds(stall));
+  metrics_.busy_seconds_compute.Increment(absl::ToDoubleSeconds(elapsed - stall));
+  time_counted_ = now;
+}
+
 void SchedulerImpl::HandleMail(Mail mail) {
   for (auto& [sequence, reason] : mail.withdrawn) {
     Finish(std::move(sequence), FinishReasonOf(reason), absl::OkStatus());
@@ -357,7 +367,7 @@ void SchedulerImpl::RunStep() {
   step_under_way_ = true;
   absl::StatusOr<api::StepResult> result = engine_.Step(plan);
   step_under_way_ = false;
-  CountTime(metrics_.busy_seconds_compute);
+  CountStepTime(result.ok() ? result->expert_stall : absl::ZeroDuration());
   RecordStep(plan, Elapsed(begin, now_()));
   const absl::Status status = result.ok() ? CheckResult(plan, *result) : result.status();
   if (!status.ok()) {
@@ -365,6 +375,13 @@ void SchedulerImpl::RunStep() {
       FinishRunning(span.sequence, FinishReason::kError, status);
     }
     return;
+  }
+  // What one sequence lacked is no other's concern; its blocks were not completed, so nothing of them is
+  // published.
+  for (const api::SpanResult& span : result->spans) {
+    if (!span.status.ok()) {
+      FinishRunning(span.sequence, FinishReason::kError, span.status);
+    }
   }
   Account(plan);
   // Who cancelled or ran out of time during the step gets no token of it.
@@ -379,6 +396,9 @@ absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::St
   }
   for (std::size_t i = 0; i < plan.spans.size(); ++i) {
     const api::SpanResult& span = result.spans[i];
+    if (span.sequence == plan.spans[i].sequence && !span.status.ok()) {
+      continue;
+    }
     if (span.sequence != plan.spans[i].sequence ||
         span.token.has_value() != plan.spans[i].sample.has_value() ||
         span.scores.size() != plan.spans[i].score.size()) {
@@ -410,6 +430,9 @@ void SchedulerImpl::RecordStep(const api::StepPlan& plan, absl::Duration elapsed
 void SchedulerImpl::Account(const api::StepPlan& plan) {
   batch_.Account(plan);
   for (const api::PlanSpan& span : plan.spans) {
+    if (batch_.Find(span.sequence) == nullptr) {
+      continue;  // it failed
+    }
     Sequence& sequence = *batch_.Find(span.sequence);
     sequence.num_undelivered += static_cast<std::int64_t>(span.tokens.size());
     // What a preemption made it compute again is counted once.

@@ -67,6 +67,7 @@ SchedulerMetrics::SchedulerMetrics(base::MetricsSink& sink)
       step_sequences(sink.AddHistogram("step_sequences", "Sequences of one step of the engine", {},
                                        GeometricBuckets(1, 2, 11))),
       busy_seconds_compute(BusySeconds(sink, "compute")),
+      busy_seconds_expert_stall(BusySeconds(sink, "expert_stall")),
       busy_seconds_sched(BusySeconds(sink, "sched")),
       busy_seconds_idle(BusySeconds(sink, "idle")),
       generated_tokens_total(

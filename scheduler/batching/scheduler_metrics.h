@@ -25,6 +25,7 @@ struct SchedulerMetrics {
   base::Histogram& step_tokens;
   base::Histogram& step_sequences;
   base::Counter& busy_seconds_compute;
+  base::Counter& busy_seconds_expert_stall;
   base::Counter& busy_seconds_sched;
   base::Counter& busy_seconds_idle;
   base::Counter& generated_tokens_total;

@@ -1,0 +1,260 @@
+#include "engine/model/expert_serving.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/model/step_context.h"
+
+namespace comoe::model {
+
+ServingScratch::ServingScratch(std::int64_t num_experts) {
+  const auto n = static_cast<std::size_t>(num_experts);
+  hits.reserve(n);
+  hit_leases.reserve(n);
+  arrivals.reserve(n);
+  fetches.reserve(n);
+  demand.reserve(n);
+  demand_group.reserve(n);
+  decisions.reserve(n);
+  host_jobs.reserve(n);
+  host_leases.reserve(n);
+}
+
+void ServingScratch::Clear() {
+  hits.clear();
+  hit_leases.clear();
+  arrivals.clear();
+  fetches.clear();
+  demand.clear();
+  demand_group.clear();
+  host_jobs.clear();
+  host_leases.clear();
+}
+
+absl::Status ExpertServing::Begin() {
+  ServingScratch& s = context_.work.serving;
+  s.Clear();
+  COMOE_RETURN_IF_ERROR(Classify());
+  if (!s.demand.empty()) {
+    COMOE_RETURN_IF_ERROR(Decide());
+    COMOE_RETURN_IF_ERROR(StartHostLane());
+    COMOE_RETURN_IF_ERROR(IssueFetches());
+  }
+  if (next_fetch_ == s.fetches.size()) {
+    GiveOrders();
+  }
+  return s.hits.empty() ? absl::OkStatus()
+                        : Compute(s.hits, s.hits.size() == 1 ? s.hit_leases[0].key().expert : -1);
+}
+
+// Which experts are there, which are on their way, which are missing.
+absl::Status ExpertServing::Classify() {
+  ServingScratch& s = context_.work.serving;
+  const DispatchPlan& dispatch = context_.work.dispatch;
+  const api::SlotMap& slots = context_.director.slots(layer_);
+  for (std::size_t g = 0; g < dispatch.groups().size(); ++g) {
+    const DispatchPlan::Group& group = dispatch.groups()[g];
+    const base::ExpertKey key{layer_, group.expert};
+    if (slots.slot[static_cast<std::size_t>(group.expert)] < 0) {
+      s.demand.push_back({key, static_cast<std::int32_t>(group.count)});
+      s.demand_group.push_back(static_cast<std::int64_t>(g));
+      continue;
+    }
+    COMOE_ASSIGN_OR_RETURN(experts::Served served, context_.experts.Acquire(key));
+    ++s.served_hit;
+    const kernels::ExpertRows work = {
+        served.lease.view(),
+        dispatch.rows().subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count)),
+        group.first};
+    if (served.ready.Done()) {
+      // It may have failed while nobody waited for it.
+      if (const absl::Status status = served.ready.Synchronize(); !status.ok()) {
+        COMOE_RETURN_IF_ERROR(GiveUp(work, key, status));
+        context_.experts.Failed(std::move(served.lease), status);
+        continue;
+      }
+      s.hits.push_back(work);
+      s.hit_leases.push_back(std::move(served.lease));
+    } else {
+      s.arrivals.push_back({std::move(served), work});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExpertServing::Decide() {
+  ServingScratch& s = context_.work.serving;
+  const DispatchPlan& dispatch = context_.work.dispatch;
+  api::LaneState lanes = context_.lanes;
+  context_.experts.Describe(lanes);
+  s.decisions.assign(s.demand.size(), api::MissDecision{});
+  context_.director.DecideMisses(layer_, s.demand, lanes, absl::MakeSpan(s.decisions));
+  for (std::size_t i = 0; i < s.demand.size(); ++i) {
+    const DispatchPlan::Group& group = dispatch.groups()[static_cast<std::size_t>(s.demand_group[i])];
+    kernels::ExpertRows work = {
+        {},
+        dispatch.rows().subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count)),
+        group.first};
+    if (s.decisions[i].serving == api::ServingDecision::kHost && context_.host_lane != nullptr) {
+      absl::StatusOr<experts::Served> served = context_.experts.AcquireHost(s.demand[i].key);
+      if (served.ok()) {
+        ++s.served_host;
+        work.expert = served->lease.view();
+        s.host_jobs.push_back({work, served->ready});
+        s.host_leases.push_back(std::move(served->lease));
+        continue;
+      }
+    }
+    s.fetches.push_back({s.decisions[i].slot, work, s.demand[i].key});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExpertServing::StartHostLane() {
+  const ServingScratch& s = context_.work.serving;
+  if (s.host_jobs.empty()) {
+    return absl::OkStatus();
+  }
+  COMOE_ASSIGN_OR_RETURN(host_done_,
+                         context_.host_lane->Start(s.host_jobs, layer_, context_.Use(context_.work.normed),
+                                                   context_.work.expert_out, context_.stream));
+  return absl::OkStatus();
+}
+
+// As many as there are places for.
+absl::Status ExpertServing::IssueFetches() {
+  ServingScratch& s = context_.work.serving;
+  while (next_fetch_ < s.fetches.size()) {
+    ServingScratch::Miss& miss = s.fetches[next_fetch_];
+    absl::StatusOr<std::optional<experts::Served>> served = context_.experts.Fetch(miss.key, miss.slot);
+    if (!served.ok()) {
+      COMOE_RETURN_IF_ERROR(GiveUp(miss.work, miss.key, served.status()));
+      ++next_fetch_;
+      continue;
+    }
+    if (!served->has_value()) {
+      if (s.arrivals.empty()) {
+        return absl::InternalError(
+            absl::StrCat("layer ", layer_, ": no staging slot is free, and none will be"));
+      }
+      return absl::OkStatus();
+    }
+    ++s.served_fetch;
+    miss.work.expert = (*served)->lease.view();
+    s.arrivals.push_back({**std::move(served), miss.work});
+    ++next_fetch_;
+  }
+  return absl::OkStatus();
+}
+
+// Guesses wait until all that is certain was issued.
+void ExpertServing::GiveOrders() {
+  api::LaneState lanes = context_.lanes;
+  context_.experts.Describe(lanes);
+  context_.experts.Prefetch(context_.director.Orders(layer_, lanes));
+  ordered_ = true;
+}
+
+absl::Status ExpertServing::Compute(absl::Span<const kernels::ExpertRows> work, std::int32_t expert) {
+  const Workspace& w = context_.work;
+  const std::int64_t num_slots = context_.rows * context_.config.experts_per_token;
+  const std::int64_t padded = work.front().expert.layout->gate_up.n / 2;
+  context_.stream.SetStage({base::StageKind::kExpert, layer_, expert});
+  return kernels::ExpertFfn(context_.kernels,
+                            {context_.Use(w.normed), work, w.ffn_scratch.Rows(0, num_slots).Cols(0, padded),
+                             w.expert_out.Rows(0, num_slots)},
+                            context_.stream);
+}
+
+absl::Status ExpertServing::ComputeArrival(ServingScratch::Arrival arrival, bool last) {
+  const base::ExpertKey key = arrival.served.lease.key();
+  context_.stream.SetStage({base::StageKind::kExpert, layer_, key.expert});
+  const absl::Status arrived =
+      context_.stream.Wait(arrival.served.ready, arrival.served.edge, context_.copy_limit);
+  if (!arrived.ok()) {
+    COMOE_RETURN_IF_ERROR(GiveUp(arrival.work, key, arrived));
+    context_.experts.Failed(std::move(arrival.served.lease), arrived);
+    return absl::OkStatus();
+  }
+  COMOE_RETURN_IF_ERROR(Compute({&arrival.work, 1}, key.expert));
+  if (last) {  // all leases that are left end with the layer's experts
+    context_.work.serving.hit_leases.push_back(std::move(arrival.served.lease));
+    return absl::OkStatus();
+  }
+  COMOE_ASSIGN_OR_RETURN(const device::Event used, context_.stream.Record());
+  context_.experts.Release(std::move(arrival.served.lease), used);
+  return absl::OkStatus();
+}
+
+absl::Status ExpertServing::Finish() {
+  ServingScratch& s = context_.work.serving;
+  // The list grows while it is walked: a staging slot that is released takes the next miss.
+  for (std::size_t i = 0; i < s.arrivals.size(); ++i) {
+    const bool last = i + 1 == s.arrivals.size() && next_fetch_ == s.fetches.size();
+    COMOE_RETURN_IF_ERROR(ComputeArrival(std::move(s.arrivals[i]), last));
+    COMOE_RETURN_IF_ERROR(IssueFetches());
+  }
+  if (!ordered_) {
+    GiveOrders();
+  }
+  COMOE_RETURN_IF_ERROR(JoinHostLane());
+  COMOE_ASSIGN_OR_RETURN(const device::Event used, context_.stream.Record());
+  for (experts::Lease& lease : s.hit_leases) {
+    context_.experts.Release(std::move(lease), used);
+  }
+  s.hit_leases.clear();
+  s.arrivals.clear();
+  context_.experts.LayerPassed(layer_);
+  for (const experts::ExpertCache::Vacated& vacated : context_.experts.TakeVacated()) {
+    context_.director.OnVacated(vacated.tier, vacated.slot, vacated.key, vacated.usable);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExpertServing::JoinHostLane() {
+  ServingScratch& s = context_.work.serving;
+  if (s.host_jobs.empty()) {
+    return absl::OkStatus();
+  }
+  const absl::Status done = context_.stream.Wait(host_done_, base::WaitEdge::kHostLane, context_.copy_limit);
+  for (std::size_t i = 0; i < s.host_jobs.size(); ++i) {
+    if (done.ok()) {
+      context_.experts.Release(std::move(s.host_leases[i]), host_done_);
+      continue;
+    }
+    COMOE_RETURN_IF_ERROR(GiveUp(s.host_jobs[i].work, s.host_leases[i].key(), done));
+    context_.experts.Failed(std::move(s.host_leases[i]), done);
+  }
+  s.host_leases.clear();
+  s.host_jobs.clear();
+  return absl::OkStatus();
+}
+
+absl::Status ExpertServing::GiveUp(const kernels::ExpertRows& work, base::ExpertKey key,
+                                   const absl::Status& why) {
+  Workspace& w = context_.work;
+  const auto k = static_cast<std::size_t>(context_.config.experts_per_token);
+  const absl::Status status =
+      base::Annotate(why, absl::StrCat("expert ", key.expert, " of layer ", key.layer, " could not be had"));
+  w.any_row_failed = true;
+  for (std::size_t i = 0; i < work.rows.size(); ++i) {
+    const auto row = static_cast<std::size_t>(work.rows[i]);
+    if (w.row_status[row].ok()) {
+      w.row_status[row] = status;
+    }
+    // What follows computes on: give it numbers, with no weight. The row's own input serves as well as any.
+    for (std::size_t j = row * k; j < (row + 1) * k; ++j) {
+      if (w.dispatch.source()[j] == work.first_out + static_cast<std::int64_t>(i)) {
+        w.weights[j] = 0.0F;
+      }
+    }
+    const tensor::TensorView out = w.expert_out.Rows(work.first_out + static_cast<std::int64_t>(i), 1);
+    COMOE_RETURN_IF_ERROR(context_.stream.CopyAsync(out.data, w.normed.Rows(work.rows[i], 1).data,
+                                                    static_cast<std::size_t>(out.cols) * sizeof(float)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace comoe::model

@@ -1,0 +1,97 @@
+#include "engine/model/host_lane.h"
+
+#include <utility>
+
+#include "engine/base/bytes.h"
+#include "engine/base/status_macros.h"
+#include "engine/tensor/packed_matrix.h"
+
+namespace comoe::model {
+namespace {
+
+constexpr std::size_t kRowAlignment = 64;  // bytes, as in the workspace: rows are copied as they lie
+
+std::int64_t Stride(std::int64_t cols) {
+  return static_cast<std::int64_t>(
+      base::AlignUp(static_cast<std::uint64_t>(cols) * sizeof(float), kRowAlignment) / sizeof(float));
+}
+
+std::size_t RowBytes(const tensor::TensorView& matrix, std::int64_t rows) {
+  return static_cast<std::size_t>(rows * matrix.row_stride) * sizeof(float);
+}
+
+}  // namespace
+
+// What runs on the host stream: all experts of a layer that the host was given.
+class HostLane::Work final : public device::Stream::HostWork {
+ public:
+  explicit Work(HostLane& lane) : lane_(lane) {}
+  absl::Status Run(device::Stream& stream) override {
+    return kernels::ExpertFfn(*lane_.kernels_, {lane_.x_, lane_.work_, lane_.scratch_, lane_.out_}, stream);
+  }
+
+ private:
+  HostLane& lane_;
+};
+
+absl::StatusOr<std::unique_ptr<HostLane>> HostLane::Create(const checkpoint::ModelConfig& config,
+                                                           std::int64_t max_rows,
+                                                           const kernels::KernelTable& kernels,
+                                                           device::Device& device) {
+  std::unique_ptr<HostLane> lane(new HostLane());
+  lane->kernels_ = &kernels;
+  COMOE_ASSIGN_OR_RETURN(lane->inputs_, device.CreateStream("host-lane-in", device::StreamKind::kCopy));
+  COMOE_ASSIGN_OR_RETURN(lane->host_, device.CreateStream("host-lane", device::StreamKind::kHost));
+  COMOE_ASSIGN_OR_RETURN(lane->results_, device.CreateStream("host-lane-out", device::StreamKind::kCopy));
+  const std::int64_t slots = max_rows * config.experts_per_token;
+  const std::int64_t padded_f =
+      tensor::MatrixLayout{.n = config.expert_intermediate}.panels() * tensor::kPanelOutputs;
+  const std::int64_t d = config.hidden;
+  const std::int64_t floats = (max_rows + slots) * Stride(d) + slots * Stride(padded_f);
+  COMOE_ASSIGN_OR_RETURN(lane->buffer_,
+                         device.Allocate(device::MemoryKind::kPinned,
+                                         static_cast<std::size_t>(floats) * sizeof(float), kRowAlignment));
+  std::byte* data = lane->buffer_.data();
+  const auto carve = [&](std::int64_t rows, std::int64_t cols) {
+    const tensor::TensorView view = {data, tensor::DType::kF32, rows, cols, Stride(cols), device.id()};
+    data += RowBytes(view, rows);
+    return view;
+  };
+  lane->x_ = carve(max_rows, d);
+  lane->scratch_ = carve(slots, padded_f);
+  lane->out_ = carve(slots, d);
+  lane->work_.reserve(static_cast<std::size_t>(config.num_experts));
+  lane->run_ = std::make_shared<Work>(*lane);
+  return lane;
+}
+
+absl::StatusOr<device::Event> HostLane::Start(absl::Span<const HostJob> jobs, std::int32_t layer,
+                                              const tensor::TensorView& normed,
+                                              const tensor::TensorView& expert_out, device::Stream& compute) {
+  const base::Stage stage = {base::StageKind::kHostExpert, layer};
+  inputs_->SetStage(stage);
+  host_->SetStage(stage);
+  results_->SetStage(stage);
+  COMOE_ASSIGN_OR_RETURN(const device::Event normed_ready, compute.Record());
+  COMOE_RETURN_IF_ERROR(inputs_->Wait(normed_ready, base::WaitEdge::kRows));
+  COMOE_RETURN_IF_ERROR(inputs_->CopyAsync(x_.data, normed.data, RowBytes(x_, normed.rows)));
+  COMOE_ASSIGN_OR_RETURN(const device::Event x_ready, inputs_->Record());
+  COMOE_RETURN_IF_ERROR(host_->Wait(x_ready, base::WaitEdge::kRows));
+  work_.clear();
+  for (const HostJob& job : jobs) {
+    COMOE_RETURN_IF_ERROR(host_->Wait(job.ready, base::WaitEdge::kStaged));
+    work_.push_back(job.work);
+  }
+  COMOE_RETURN_IF_ERROR(host_->Submit(*run_));
+  COMOE_ASSIGN_OR_RETURN(const device::Event computed, host_->Record());
+  COMOE_RETURN_IF_ERROR(results_->Wait(computed, base::WaitEdge::kHostLane));
+  for (const HostJob& job : jobs) {
+    const auto rows = static_cast<std::int64_t>(job.work.rows.size());
+    COMOE_RETURN_IF_ERROR(results_->CopyAsync(expert_out.Rows(job.work.first_out, rows).data,
+                                              out_.Rows(job.work.first_out, rows).data,
+                                              RowBytes(out_, rows)));
+  }
+  return results_->Record();
+}
+
+}  // namespace comoe::model

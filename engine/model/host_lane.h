@@ -1,0 +1,52 @@
+// Experts computed by the host where they lie, while the device goes on. Inputs come from the device, results
+// go back to it, each along its own copy stream.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/checkpoint/model_config.h"
+#include "engine/device/device.h"
+#include "engine/kernels/expert_ffn.h"
+#include "engine/kernels/kernel_table.h"
+#include "engine/model/serving_scratch.h"
+#include "engine/tensor/tensor_view.h"
+
+namespace comoe::model {
+
+// Owned by the engine thread; one layer's work at a time.
+class HostLane {
+ public:
+  // Page-locked memory and streams for steps of up to `max_rows` rows. `kernels` run on host streams of
+  // `device`.
+  static absl::StatusOr<std::unique_ptr<HostLane>> Create(const checkpoint::ModelConfig& config,
+                                                          std::int64_t max_rows,
+                                                          const kernels::KernelTable& kernels,
+                                                          device::Device& device);
+
+  // Computes jobs over the rows of `normed` [T, D] (ready on `compute`) into the same rows of `expert_out` [T
+  // K, D] as the device would. The jobs' bytes stay where they are until the returned event has happened.
+  absl::StatusOr<device::Event> Start(absl::Span<const HostJob> jobs, std::int32_t layer,
+                                      const tensor::TensorView& normed, const tensor::TensorView& expert_out,
+                                      device::Stream& compute);
+
+  std::uint64_t bytes() const { return buffer_.size(); }
+  device::Stream& stream() { return *host_; }
+
+ private:
+  class Work;
+
+  HostLane() = default;
+
+  const kernels::KernelTable* kernels_ = nullptr;
+  std::unique_ptr<device::Stream> inputs_, host_, results_;
+  device::Buffer buffer_;
+  tensor::TensorView x_, scratch_, out_;  // [R, D], [R K, padded F], [R K, D], page-locked
+  std::vector<kernels::ExpertRows> work_;
+  std::shared_ptr<device::Stream::HostWork> run_;
+};
+
+}  // namespace comoe::model

@@ -1,0 +1,91 @@
+#include "engine/runtime/lane_rates.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "engine/base/status_macros.h"
+#include "engine/kernels/expert_ffn.h"
+#include "engine/model/serving_scratch.h"
+
+namespace comoe::runtime {
+namespace {
+
+constexpr int kRepeats = 3;  // the fastest counts: nothing else makes work faster than it is
+constexpr std::int32_t kSeveralRows = 4;
+
+// From the end of all that is queued on `compute` to the end of what `work` queues, as `compute` sees it.
+template <class Work>
+absl::StatusOr<double> Seconds(device::Stream& compute, const Work& work) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kRepeats; ++i) {
+    COMOE_RETURN_IF_ERROR(compute.Synchronize());
+    COMOE_ASSIGN_OR_RETURN(const device::Event begin, compute.Record());
+    COMOE_RETURN_IF_ERROR(work());
+    COMOE_ASSIGN_OR_RETURN(const device::Event end, compute.Record());
+    COMOE_RETURN_IF_ERROR(compute.Synchronize());
+    if (begin.state() == nullptr || end.state() == nullptr) {
+      return 0.0;
+    }
+    best = std::min(best, end.state()->Seconds() - begin.state()->Seconds());
+  }
+  return std::isfinite(best) ? std::max(best, 0.0) : 0.0;
+}
+
+absl::StatusOr<device::Buffer> ZeroBlob(device::Device& device, device::MemoryKind kind, std::size_t bytes) {
+  COMOE_ASSIGN_OR_RETURN(device::Buffer blob, device.Allocate(kind, bytes, tensor::kWeightAlignment));
+  if (kind != device::MemoryKind::kDevice || device.id().kind != device::DeviceKind::kCuda) {
+    std::memset(blob.data(), 0, blob.size());
+  }
+  return blob;
+}
+
+}  // namespace
+
+absl::StatusOr<api::LaneState> MeasureLanes(const tensor::BlobLayout& layout,
+                                            const kernels::KernelTable& kernels, model::Workspace& work,
+                                            device::Stream& compute, model::HostLane* host_lane,
+                                            device::Device& device) {
+  api::LaneState lanes;
+  if (device.id().kind == device::DeviceKind::kCpu || work.expert_out.rows == 0) {
+    return lanes;
+  }
+  COMOE_ASSIGN_OR_RETURN(const device::Buffer blob,
+                         ZeroBlob(device, device::MemoryKind::kDevice, layout.bytes));
+  const absl::Span<const std::int32_t> one_row = absl::MakeConstSpan(work.all_rows).first(1);
+  const std::int64_t padded = layout.gate_up.n / 2;
+  COMOE_ASSIGN_OR_RETURN(
+      lanes.device_seconds_per_expert, Seconds(compute, [&] {
+        const kernels::ExpertRows rows = {{blob.data(), &layout}, one_row, 0};
+        return kernels::ExpertFfn(
+            kernels, {work.normed, {&rows, 1}, work.ffn_scratch.Cols(0, padded), work.expert_out}, compute);
+      }));
+  if (host_lane == nullptr) {
+    return lanes;
+  }
+  COMOE_ASSIGN_OR_RETURN(const device::Buffer host_blob,
+                         ZeroBlob(device, device::MemoryKind::kPinned, layout.bytes));
+  const auto host_seconds = [&](std::int32_t rows) {
+    return Seconds(compute, [&]() -> absl::Status {
+      const model::HostJob job = {{{host_blob.data(), &layout},
+                                   absl::MakeConstSpan(work.all_rows).first(static_cast<std::size_t>(rows)),
+                                   0},
+                                  device::Event()};
+      COMOE_ASSIGN_OR_RETURN(
+          const device::Event done,
+          host_lane->Start({&job, 1}, 0, work.normed.Rows(0, rows), work.expert_out, compute));
+      return compute.Wait(done, base::WaitEdge::kHostLane);
+    });
+  };
+  COMOE_ASSIGN_OR_RETURN(lanes.host_seconds_per_expert, host_seconds(1));
+  const auto several = static_cast<std::int32_t>(std::min<std::int64_t>(kSeveralRows, work.normed.rows));
+  if (several > 1) {
+    COMOE_ASSIGN_OR_RETURN(const double seconds, host_seconds(several));
+    lanes.host_seconds_per_row = std::max(0.0, (seconds - lanes.host_seconds_per_expert) / (several - 1));
+  }
+  return lanes;
+}
+
+}  // namespace comoe::runtime
