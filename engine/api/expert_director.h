@@ -61,6 +61,16 @@ struct RoutingObservation {
   absl::Span<const float> weights;         // [T, k]
 };
 
+// Routers of later layers, applied early: to the input of `layer`'s router, with the later layer's own norm.
+// Hints, good for as long as the call.
+struct LookaheadObservation {
+  base::StepId step;
+  std::int32_t layer = 0;   // whose input it was
+  std::int32_t target = 0;  // the MoE layer whose router it was: after `layer` in the same step
+  std::int32_t num_experts = 0;
+  absl::Span<const float> logits;  // [T, num_experts]
+};
+
 // What is known of the lanes at the moment of a decision; rates are measured, or given until they are.
 struct LaneState {
   double link_seconds_per_expert = 0;    // one blob from page-locked memory to the device, alone
@@ -71,8 +81,9 @@ struct LaneState {
   std::int32_t queued_guesses = 0;       // prefetch orders not yet on the link
 };
 
-// Called by the engine thread. BeginStep, Orders(-1); then per MoE layer: ObserveRouting, slots, DecideMisses
-// if any expert is not in them, Orders(layer); then EndStep. OnVacated at any time between these calls.
+// Called by the engine thread. BeginStep, Orders(-1); then per MoE layer: ObserveRouting, ObserveLookahead
+// for as many layers ahead as lookahead() says, slots, DecideMisses if any expert is not in them,
+// Orders(layer); then EndStep. OnVacated at any time between these calls.
 class ExpertDirector {
  public:
   virtual ~ExpertDirector() = default;
@@ -93,6 +104,9 @@ class ExpertDirector {
     return {};
   }
   virtual void ObserveRouting(const RoutingObservation& observation) = 0;
+  // For how many MoE layers ahead of each the engine shall compute scores in this step; 0: none.
+  virtual std::int32_t lookahead() const { return 0; }
+  virtual void ObserveLookahead(const LookaheadObservation& /*observation*/) {}
   // The expert did not get to its slot (its copy failed, or its order was dropped): the slot is empty.
   // `usable` false: and is never to be used again.
   virtual void OnVacated(base::Tier /*tier*/, std::int32_t /*slot*/, base::ExpertKey /*key*/,

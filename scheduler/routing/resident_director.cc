@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <numeric>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "scheduler/routing/fixed_director.h"
+
 namespace comoe::routing {
 namespace {
 
@@ -34,6 +38,16 @@ class ResidentDirector final : public api::ExpertDirector {
 
 std::unique_ptr<api::ExpertDirector> MakeResidentDirector(const api::ModelInfo& model) {
   return std::make_unique<ResidentDirector>(model.num_experts);
+}
+
+absl::StatusOr<std::unique_ptr<api::ExpertDirector>> MakeResidentDirector(const TierShape& shape,
+                                                                          const PolicyOptions& options) {
+  if (shape.device_slots < shape.num_moe_experts()) {
+    return absl::FailedPreconditionError(absl::StrCat("policy resident needs a device slot for each of ",
+                                                      shape.num_moe_experts(), " experts, and there are ",
+                                                      shape.device_slots));
+  }
+  return std::make_unique<FixedDirector>("resident", shape, options, shape.num_moe_experts());
 }
 
 }  // namespace comoe::routing

@@ -3,13 +3,21 @@
 
 #include <memory>
 
+#include "absl/status/statusor.h"
 #include "engine/api/expert_director.h"
 #include "engine/api/model_info.h"
+#include "scheduler/routing/policy_options.h"
+#include "scheduler/routing/tier_shape.h"
 
 namespace comoe::routing {
 
-// A director whose slot map says, for every layer, that expert e is in slot e. There is nothing to decide:
-// should the engine ask about misses all the same, each is answered with kHost. Owned by the engine thread.
+// For devices that compute experts where they lie: the slot map says, for every layer, that expert e is in
+// slot e of the layer. There is nothing to order and nothing to decide; should the engine ask about misses
+// all the same, each passes through a staging slot. Owned by the engine thread.
 std::unique_ptr<api::ExpertDirector> MakeResidentDirector(const api::ModelInfo& model);
+
+// For a device with one pool of slots, filled at start. FAILED_PRECONDITION if they do not hold every expert.
+absl::StatusOr<std::unique_ptr<api::ExpertDirector>> MakeResidentDirector(const TierShape& shape,
+                                                                          const PolicyOptions& options);
 
 }  // namespace comoe::routing

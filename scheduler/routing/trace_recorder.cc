@@ -49,6 +49,10 @@ class TraceRecorder final : public api::ExpertDirector {
     inner_->ObserveRouting(observation);
   }
 
+  std::int32_t lookahead() const override { return inner_->lookahead(); }
+  void ObserveLookahead(const api::LookaheadObservation& observation) override {
+    inner_->ObserveLookahead(observation);
+  }
   void EndStep() override { inner_->EndStep(); }
 
  private:

@@ -30,12 +30,15 @@ TEST(ResidentDirectorTest, EveryExpertIsInTheSlotOfItsNumber) {
   director->EndStep();
 }
 
-TEST(ResidentDirectorTest, AnswersAMissWithTheHost) {
+TEST(ResidentDirectorTest, AnswersAMissWithAStagingSlot) {
   const std::unique_ptr<api::ExpertDirector> director = MakeResidentDirector(Model());
   const std::vector<api::ExpertDemand> misses = {{{1, 3}, 2}, {{1, 0}, 1}};
-  std::vector<api::ServingDecision> decisions(misses.size(), api::ServingDecision::kHit);
-  director->DecideMisses(1, misses, absl::MakeSpan(decisions));
-  EXPECT_THAT(decisions, ElementsAre(api::ServingDecision::kHost, api::ServingDecision::kHost));
+  std::vector<api::MissDecision> decisions(misses.size(), {api::ServingDecision::kHit, 5});
+  director->DecideMisses(1, misses, api::LaneState{}, absl::MakeSpan(decisions));
+  for (const api::MissDecision& decision : decisions) {
+    EXPECT_EQ(decision.serving, api::ServingDecision::kFetch);
+    EXPECT_EQ(decision.slot, api::kStagingSlot);
+  }
 }
 
 // Notes what reaches the inner director.
@@ -46,8 +49,16 @@ class InnerDirector final : public api::ExpertDirector {
   void BeginStep(const api::StepPlan& plan) override { calls_->push_back(static_cast<int>(plan.num_rows())); }
   const api::SlotMap& slots(std::int32_t /*layer*/) const override { return slots_; }
   void DecideMisses(std::int32_t /*layer*/, absl::Span<const api::ExpertDemand> /*misses*/,
-                    absl::Span<api::ServingDecision> decisions) override {
-    decisions[0] = api::ServingDecision::kFetch;
+                    const api::LaneState& lanes, absl::Span<api::MissDecision> decisions) override {
+    decisions[0] = {api::ServingDecision::kFetch, lanes.queued_guesses};
+  }
+  std::vector<api::FetchOrder> InitialOrders() override { return {orders_}; }
+  absl::Span<const api::FetchOrder> Orders(std::int32_t layer, const api::LaneState& lanes) override {
+    calls_->push_back(200 + layer + lanes.queued_guesses);
+    return orders_;
+  }
+  void OnVacated(base::Tier /*tier*/, std::int32_t slot, base::ExpertKey /*key*/, bool usable) override {
+    calls_->push_back(300 + slot + (usable ? 0 : 50));
   }
   void ObserveRouting(const api::RoutingObservation& observation) override {
     calls_->push_back(100 + observation.layer);
@@ -56,6 +67,7 @@ class InnerDirector final : public api::ExpertDirector {
 
  private:
   std::vector<int>* const calls_;
+  const std::vector<api::FetchOrder> orders_ = {{{2, 1}, base::Tier::kPinned, 4}};
   api::SlotMap slots_;
 };
 
@@ -82,9 +94,15 @@ TEST(TraceRecorderTest, TellsWhichTokenEachRowWasAndPassesEverythingOn) {
   plan.spans[1].sequence = base::SequenceId{6};
   plan.spans[1].tokens = {50};
   director->BeginStep(plan);
-  std::vector<api::ServingDecision> decisions(1, api::ServingDecision::kHit);
-  director->DecideMisses(1, std::vector<api::ExpertDemand>{{{1, 3}, 2}}, absl::MakeSpan(decisions));
-  EXPECT_EQ(decisions[0], api::ServingDecision::kFetch);
+  api::LaneState lanes;
+  lanes.queued_guesses = 9;
+  std::vector<api::MissDecision> decisions(1, {api::ServingDecision::kHit, 0});
+  director->DecideMisses(1, std::vector<api::ExpertDemand>{{{1, 3}, 2}}, lanes, absl::MakeSpan(decisions));
+  EXPECT_EQ(decisions[0].serving, api::ServingDecision::kFetch);
+  EXPECT_EQ(decisions[0].slot, 9);
+  EXPECT_EQ(director->InitialOrders().at(0).slot, 4);
+  EXPECT_EQ(director->Orders(1, lanes).at(0).tier, base::Tier::kPinned);
+  director->OnVacated(base::Tier::kDevice, 6, {1, 3}, false);
 
   const std::vector<std::int32_t> experts = {3, 1, 2, 0, 1, 2};
   const std::vector<float> weights(6, 0.5F);
@@ -96,7 +114,7 @@ TEST(TraceRecorderTest, TellsWhichTokenEachRowWasAndPassesEverythingOn) {
   director->ObserveRouting(observation);
   director->EndStep();
 
-  EXPECT_THAT(calls, ElementsAre(3, 102, -1));
+  EXPECT_THAT(calls, ElementsAre(3, 210, 356, 102, -1));
   EXPECT_THAT(seen, ElementsAre(ElementsAre(2, 5, 8, 40, 3), ElementsAre(2, 5, 9, 41, 2),
                                 ElementsAre(2, 6, 0, 50, 1)));
 }

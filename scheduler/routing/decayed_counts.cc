@@ -1,0 +1,56 @@
+#include "scheduler/routing/decayed_counts.h"
+
+namespace comoe::routing {
+namespace {
+
+constexpr double kLargestUnit = 1e100;
+
+}  // namespace
+
+DecayedCounts::DecayedCounts(const TierShape& shape, double decay)
+    : num_experts_(static_cast<std::size_t>(shape.num_experts)),
+      experts_per_token_(static_cast<std::size_t>(shape.experts_per_token)),
+      decay_(decay),
+      layers_(static_cast<std::size_t>(shape.num_layers)),
+      row_uses_(shape.num_keys(), 0.0),
+      step_uses_(shape.num_keys(), 0.0),
+      last_step_(shape.num_keys(), 0) {}
+
+void DecayedCounts::Observe(std::int32_t layer, absl::Span<const std::int32_t> experts) {
+  const auto l = static_cast<std::size_t>(layer);
+  Layer& state = layers_[l];
+  ++state.step;
+  state.unit /= decay_;
+  if (state.unit > kLargestUnit) {
+    Rescale(l);
+  }
+  state.rows += state.unit * static_cast<double>(experts.size() / experts_per_token_);
+  for (const std::int32_t expert : experts) {
+    const std::size_t i = l * num_experts_ + static_cast<std::size_t>(expert);
+    row_uses_[i] += state.unit;
+    if (last_step_[i] != state.step) {
+      last_step_[i] = state.step;
+      step_uses_[i] += state.unit;
+    }
+  }
+}
+
+void DecayedCounts::Forecast(std::int32_t layer, absl::Span<float> probabilities) const {
+  const auto l = static_cast<std::size_t>(layer);
+  const double rows = layers_[l].rows;
+  for (std::size_t e = 0; e < num_experts_; ++e) {
+    probabilities[e] = rows > 0.0 ? static_cast<float>(row_uses_[l * num_experts_ + e] / rows) : 0.0F;
+  }
+}
+
+void DecayedCounts::Rescale(std::size_t layer) {
+  Layer& state = layers_[layer];
+  for (std::size_t i = layer * num_experts_; i < (layer + 1) * num_experts_; ++i) {
+    row_uses_[i] /= state.unit;
+    step_uses_[i] /= state.unit;
+  }
+  state.rows /= state.unit;
+  state.unit = 1.0;
+}
+
+}  // namespace comoe::routing
