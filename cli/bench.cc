@@ -119,6 +119,7 @@ void AddBenchCommand(CLI::App& app, absl::Status& result) {
   CLI::App* command = app.add_subcommand("bench", "measure speed, beside what this machine can do at best");
   command->require_subcommand(1);
   AddBenchModelCommand(*command, result);
+  AddBenchOffloadCommand(*command, result);
   AddBenchKernelsCommand(*command, result);
   AddBenchServeCommand(*command, result);
   AddBenchSchedulerCommand(*command, result);

@@ -21,6 +21,7 @@ namespace comoe::cli {
 
 void AddBenchKernelsCommand(CLI::App& bench, absl::Status& result);
 void AddBenchModelCommand(CLI::App& bench, absl::Status& result);
+void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result);
 void AddBenchSchedulerCommand(CLI::App& bench, absl::Status& result);
 void AddBenchServeCommand(CLI::App& bench, absl::Status& result);
 

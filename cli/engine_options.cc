@@ -11,14 +11,19 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/offload_options.h"
 #include "cli/progress.h"
+#include "cli/timeline.h"
 #include "engine/base/bytes.h"
 #include "engine/base/host.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/thread_pool.h"
 #include "engine/checkpoint/memory_plan.h"
 #include "engine/device/cpu/cpu_device.h"
 #include "engine/experts/resident_cache.h"
+#include "engine/experts/tiered_cache.h"
+#include "engine/kernels/emulated/emulated_kernels.h"
 #include "engine/kernels/kernel_table.h"
 #include "engine/model/workspace.h"
 #include "engine/runtime/moe_engine.h"
@@ -41,12 +46,15 @@ class Bundle final : public EngineBundle {
   const tokenizer::Tokenizer* tokenizer() const override { return tokenizer_.get(); }
   absl::string_view device_description() const override { return description_; }
   double load_seconds() const override { return load_seconds_; }
+  std::string tiers_description() const override { return tiers_ == nullptr ? "" : tiers_->DescribeTiers(); }
 
   // In the order of their dependence: destroyed last to first.
   std::unique_ptr<device::Device> device_;
+  std::shared_ptr<Timeline> timeline_;
   std::unique_ptr<api::ExpertDirector> director_;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
   std::unique_ptr<api::Engine> engine_;
+  const experts::TieredExpertCache* tiers_ = nullptr;  // the engine's
   std::string description_;
   double load_seconds_ = 0.0;
 };
@@ -68,40 +76,130 @@ absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const Ch
   return kv_bytes;
 }
 
-absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& folder, std::uint64_t kv_bytes,
-                       Bundle& bundle) {
-  const checkpoint::WeightNames names(folder.config);
-  const tensor::DType dtype = folder.tensors.expert_dtype;
-  runtime::EngineParts parts;
-  parts.info = runtime::DescribeModel(folder.config, folder.generation, dtype, folder.name);
-  parts.config = folder.config;
-  COMOE_ASSIGN_OR_RETURN(parts.weights,
-                         model::LoadWeights(*folder.source, folder.config, names, *bundle.device_));
-  {
-    Progress progress(absl::StrCat("loading experts of ", folder.name), options.quiet);
-    base::ThreadPool pool(base::UsableCores(), "comoe-load");
-    COMOE_ASSIGN_OR_RETURN(parts.experts, experts::ResidentExpertCache::Load(
-                                              *folder.source, folder.config, names, dtype, *bundle.device_,
-                                              pool, [&progress](std::uint64_t done, std::uint64_t total) {
-                                                progress.UpdateBytes(done, total);
-                                              }));
+experts::TieredOptions TieredOptions(const EngineOptions& options, const TierBudget& budget) {
+  experts::TieredOptions tiers;
+  tiers.device_slots = static_cast<std::int32_t>(budget.device_slots);
+  tiers.device_staging_slots = static_cast<std::int32_t>(budget.device_staging_slots);
+  tiers.pinned_slots = static_cast<std::int32_t>(budget.pinned_slots);
+  tiers.pinned_staging_slots = static_cast<std::int32_t>(budget.pinned_staging_slots);
+  tiers.exclusive = options.tiers == "exclusive";
+  tiers.packed_path = options.expert_file;
+  tiers.verify_packed = true;
+  tiers.transfers.copy_limit = options.copy_limit;
+  return tiers;
+}
+
+routing::TierShape ShapeOf(const EngineOptions& options, const checkpoint::ModelConfig& config,
+                           const experts::TieredExpertCache& cache) {
+  routing::TierShape shape;
+  shape.num_layers = static_cast<std::int32_t>(config.num_layers());
+  for (std::int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    if (config.layers[static_cast<std::size_t>(layer)].sparse) {
+      shape.moe_layers.push_back(layer);
+    }
   }
+  shape.num_experts = static_cast<std::int32_t>(config.num_experts);
+  shape.experts_per_token = static_cast<std::int32_t>(config.experts_per_token);
+  shape.device_slots = cache.device_slots();
+  shape.pinned_slots = cache.pinned_slots();
+  shape.exclusive = options.tiers == "exclusive";
+  shape.pinned_holds_all =
+      cache.pinned_slots() >= shape.num_moe_experts() - (shape.exclusive ? shape.device_slots : 0);
+  return shape;
+}
+
+absl::Status LoadResident(const EngineOptions& options, const CheckpointFolder& folder, Bundle& bundle,
+                          runtime::EngineParts& parts) {
+  Progress progress(absl::StrCat("loading experts of ", folder.name), options.quiet);
+  base::ThreadPool pool(base::UsableCores(), "comoe-load");
+  COMOE_ASSIGN_OR_RETURN(
+      parts.experts,
+      experts::ResidentExpertCache::Load(
+          *folder.source, folder.config, checkpoint::WeightNames(folder.config), folder.tensors.expert_dtype,
+          *bundle.device_, pool,
+          [&progress](std::uint64_t done, std::uint64_t total) { progress.UpdateBytes(done, total); }));
   parts.kernels = options.kernels == "ref" ? &kernels::RefKernels() : &kernels::CpuKernels();
-  parts.device = bundle.device_.get();
   bundle.director_ = routing::MakeResidentDirector(parts.info);
+  return absl::OkStatus();
+}
+
+absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& folder, Bundle& bundle,
+                        runtime::EngineParts& parts) {
+  const checkpoint::MemoryPlan plan =
+      checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype, parts.kv_dtype);
+  COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
+  COMOE_ASSIGN_OR_RETURN(std::unique_ptr<experts::TieredExpertCache> cache,
+                         experts::TieredExpertCache::Create(folder.config, folder.tensors.expert_dtype,
+                                                            TieredOptions(options, budget), *bundle.device_));
+  // As reserved: pinned memory can have been refused.
+  const routing::TierShape shape = ShapeOf(options, folder.config, *cache);
+  if (options.make_director) {
+    bundle.director_ = options.make_director(shape);
+  } else {
+    COMOE_ASSIGN_OR_RETURN(routing::Policy policy, MakeOffloadPolicy(options, parts.info, shape));
+    if (policy.hot_set_is_guess) {
+      base::Logf(base::LogLevel::kWarning, "engine",
+                 "policy static without a trace keeps the first experts of each layer, which need not be the "
+                 "hot ones: "
+                 "give --hot-trace FILE");
+    }
+    bundle.director_ = std::move(policy.director);
+  }
+  Progress progress(absl::StrCat("loading experts of ", folder.name), options.quiet);
+  base::ThreadPool pool(base::UsableCores(), "comoe-load");
+  const checkpoint::WeightNames names(folder.config);
+  COMOE_RETURN_IF_ERROR(cache->Load({.tensors = *folder.source,
+                                     .names = names,
+                                     .pool = pool,
+                                     .orders = bundle.director_->InitialOrders(),
+                                     .progress = [&progress](std::uint64_t done, std::uint64_t total) {
+                                       progress.UpdateBytes(done, total);
+                                     }}));
+  bundle.tiers_ = cache.get();
+  parts.experts = std::move(cache);
+  parts.kernels = options.kernels == "ref" ? &kernels::RefKernels() : &kernels::EmulatedKernels();
+  parts.host_lane_kernels = options.host_lane == "on" ? parts.kernels : nullptr;
+  parts.copy_limit = options.copy_limit;
+  return absl::OkStatus();
+}
+
+// What stands around the policy's decisions.
+void WrapDirector(const EngineOptions& options, Bundle& bundle) {
   if (options.routing_observer) {
     bundle.director_ = routing::MakeTraceRecorder(
         std::move(bundle.director_),
         [observer = options.routing_observer](const api::RoutingObservation& seen,
                                               absl::Span<const routing::TraceRow>) { observer(seen); });
   }
+  if (!options.timeline.empty()) {
+    bundle.timeline_ = std::make_shared<Timeline>(options.timeline, options.timeline_steps, *bundle.device_);
+    bundle.device_->SetTimeline(bundle.timeline_.get());
+    bundle.director_ = MakeTimelineDirector(std::move(bundle.director_), bundle.timeline_);
+  }
+}
+
+absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& folder, std::uint64_t kv_bytes,
+                       Bundle& bundle) {
+  runtime::EngineParts parts;
+  parts.info =
+      runtime::DescribeModel(folder.config, folder.generation, folder.tensors.expert_dtype, folder.name);
+  parts.config = folder.config;
+  COMOE_ASSIGN_OR_RETURN(parts.kv_dtype, KvDType(options));
+  COMOE_ASSIGN_OR_RETURN(
+      parts.weights, model::LoadWeights(*folder.source, folder.config, checkpoint::WeightNames(folder.config),
+                                        *bundle.device_));
+  COMOE_RETURN_IF_ERROR(options.device == "cpu" ? LoadResident(options, folder, bundle, parts)
+                                                : LoadTiered(options, folder, bundle, parts));
+  WrapDirector(options, bundle);
+  parts.device = bundle.device_.get();
   parts.director = bundle.director_.get();
   parts.max_rows = options.max_batch_tokens;
   parts.max_sequences = options.max_sequences;
   parts.kv_bytes = kv_bytes;
-  COMOE_ASSIGN_OR_RETURN(parts.kv_dtype, KvDType(options));
-  bundle.description_ = absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name,
-                                     ", policy resident, KV ", tensor::DTypeName(parts.kv_dtype));
+  parts.metrics = options.metrics;
+  bundle.description_ =
+      absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name, ", policy ",
+                   bundle.director_->policy(), ", KV ", tensor::DTypeName(parts.kv_dtype));
   COMOE_ASSIGN_OR_RETURN(bundle.engine_, runtime::MakeEngine(std::move(parts)));
   return absl::OkStatus();
 }
@@ -112,21 +210,22 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
   if (options.model.empty()) {
     return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
   }
-  if (options.device != "cpu") {
-    return absl::UnimplementedError(
-        absl::StrCat("--device ", options.device, " is not built into this version; supported: cpu"));
-  }
-  if (options.policy != "resident") {
-    return absl::UnimplementedError(absl::StrCat("--policy ", options.policy,
-                                                 " needs a device apart from the host; on the cpu device "
-                                                 "every expert is computed where it lies: use resident"));
-  }
-  if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
-      !options.pinned_bytes.empty() || !options.host_lane.empty()) {
-    return absl::UnimplementedError(
-        "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes and --host-lane need a device apart "
-        "from the "
-        "host; the cpu device has no tiers: leave them out");
+  if (options.device == "cpu") {
+    if (options.policy != "resident" && !options.policy.empty()) {
+      return absl::UnimplementedError(
+          absl::StrCat("--policy ", options.policy,
+                       " needs a device apart from the host (--device emulated); on the "
+                       "cpu device every expert is computed where it lies: use resident"));
+    }
+    if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
+        !options.pinned_bytes.empty() || !options.host_lane.empty() || !options.expert_file.empty()) {
+      return absl::UnimplementedError(
+          "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes, --expert-file and --host-lane need "
+          "a device "
+          "apart from the host (--device emulated); the cpu device has no tiers: leave them out");
+    }
+  } else {
+    COMOE_RETURN_IF_ERROR(CheckOffloadOptions(options));
   }
   if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
     return absl::InvalidArgumentError(
@@ -145,9 +244,14 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
 
 void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--model", options.model, "checkpoint folder (config.json, *.safetensors, tokenizer.json)");
-  app.add_option("--device", options.device, "cpu")->capture_default_str();
-  app.add_option("--policy", options.policy, "how experts are placed and moved: resident")
+  app.add_option("--device", options.device,
+                 "cpu, or emulated: a simulated accelerator, for tests and studies")
+      ->check(CLI::IsMember({"cpu", "emulated", "cuda"}))
       ->capture_default_str();
+  app.add_option(
+      "--policy", options.policy,
+      "how experts are placed and moved: naive, static, lru, simple, resident (default: resident on the cpu, "
+      "else simple)");
   app.add_option("--threads", options.threads, "compute threads, 0 for all that affinity and cgroup allow")
       ->capture_default_str();
   app.add_option("--kernels", options.kernels, "best for this processor, or the reference loops")
@@ -163,6 +267,26 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--host-lane", options.host_lane,
                  "on | off: may the CPU compute missed experts (needs a device apart from the host)")
       ->check(CLI::IsMember({"on", "off"}));
+  app.add_option(
+         "--tiers", options.tiers,
+         "inclusive: what is on the device also lies on the host; exclusive: an expert lies in one tier only")
+      ->check(CLI::IsMember({"inclusive", "exclusive"}))
+      ->capture_default_str();
+  app.add_option("--expert-file", options.expert_file,
+                 "packed file for the experts that host memory has no room for; made when it is not there");
+  app.add_option("--hot-trace", options.hot_trace,
+                 "routing trace (.npz) that says which experts are hot (default: the model's own)");
+  app.add_option("--emulated", options.emulated,
+                 "rates of the emulated accelerator: pcie3x16, pcie4x16, pcie5x8, ...")
+      ->capture_default_str();
+  app.add_option("--emulated-clock", options.emulated_clock, "virtual: times are calculated; real: they pass")
+      ->check(CLI::IsMember({"virtual", "real"}))
+      ->capture_default_str();
+  app.add_option("--timeline", options.timeline,
+                 "write what every lane does during the first steps, as trace-event JSON (Perfetto)");
+  app.add_option("--timeline-steps", options.timeline_steps, "how many steps")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_option("--widen", options.widen,
                  "HIDDEN,INTERMEDIATE: embed the model in a larger one while loading");
   app.add_option("--max-batch-tokens", options.max_batch_tokens,
@@ -211,13 +335,23 @@ absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkp
   return std::min(whole, usable > plan.total_bytes ? (usable - plan.total_bytes) / 2 : 0);
 }
 
-absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& options) {
+absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& given) {
   const absl::Time start = absl::Now();
-  COMOE_RETURN_IF_ERROR(CheckEngineOptions(options));
+  COMOE_RETURN_IF_ERROR(CheckEngineOptions(given));
+  EngineOptions options = given;
+  if (options.policy.empty()) {
+    options.policy = options.device == "cpu" ? "resident" : "simple";
+  }
   COMOE_ASSIGN_OR_RETURN(CheckpointFolder folder, OpenCheckpoint(options.model, options.widen));
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, CheckMemory(options, folder));
   auto bundle = std::make_unique<Bundle>();
-  bundle->device_ = device::MakeCpuDevice(options.threads > 0 ? options.threads : base::UsableCores());
+  if (options.device == "cpu") {
+    bundle->device_ = device::MakeCpuDevice(options.threads > 0 ? options.threads : base::UsableCores());
+  } else {
+    const std::uint64_t blob_bytes =
+        checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype).expert_bytes;
+    COMOE_ASSIGN_OR_RETURN(bundle->device_, MakeOffloadDevice(options, blob_bytes));
+  }
   const std::string tokenizer_path = options.model + "/tokenizer.json";
   if (IsThere(tokenizer_path)) {
     COMOE_ASSIGN_OR_RETURN(bundle->tokenizer_, tokenizer::Tokenizer::Load(tokenizer_path));

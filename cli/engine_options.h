@@ -9,13 +9,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "engine/api/engine.h"
 #include "engine/api/expert_director.h"
 #include "engine/base/host.h"
+#include "engine/base/metrics_sink.h"
 #include "engine/checkpoint/memory_plan.h"
 #include "engine/checkpoint/model_config.h"
+#include "engine/device/emulated/emulated_device.h"
 #include "engine/tensor/dtype.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "scheduler/routing/tier_shape.h"
 
 namespace CLI {
 class App;  // CLI11 takes seconds to compile: only who registers flags includes it
@@ -24,28 +28,49 @@ class App;  // CLI11 takes seconds to compile: only who registers flags includes
 namespace comoe::cli {
 
 struct EngineOptions {
-  std::string model;           // a checkpoint folder
-  std::string device = "cpu";  // cpu | emulated | cuda
-  std::string policy = "resident";
-  int threads = 0;                      // 0: as many as affinity and cgroup allow
-  std::string kv_bytes;                 // "": from context and sequences
-  std::string kv_dtype = "f32";         // f32 | f16
-  std::string expert_cache_bytes;       // "": not set
-  std::string pinned_bytes;             // "": not set
-  double expert_cache_fraction = -1.0;  // < 0: not set
-  std::string host_lane;                // "", on, off
-  std::string widen;                    // "H,I": widen in memory while loading
-  std::string kernels = "best";         // best | ref
+  std::string model;                       // a checkpoint folder
+  std::string device = "cpu";              // cpu | emulated | cuda
+  std::string policy;                      // "": resident on the cpu, else simple
+  int threads = 0;                         // 0: as many as affinity and cgroup allow
+  std::string kv_bytes;                    // "": from context and sequences
+  std::string kv_dtype = "f32";            // f32 | f16
+  std::string expert_cache_bytes;          // "": not set
+  std::string pinned_bytes;                // "": not set
+  double expert_cache_fraction = -1.0;     // < 0: not set
+  std::string host_lane;                   // "", on, off
+  std::string tiers = "inclusive";         // inclusive | exclusive
+  std::string expert_file;                 // "": experts that are not pinned lie in memory, not on disk
+  std::string hot_trace;                   // routing_trace.npz: what `static` keeps
+  std::string emulated = "pcie4x16";       // rates of the emulated accelerator
+  std::string emulated_clock = "virtual";  // virtual | real
+  std::string timeline;                    // "": none
+  std::int64_t timeline_steps = 64;
+  std::string widen;             // "H,I": widen in memory while loading
+  std::string kernels = "best";  // best | ref
   std::int64_t max_batch_tokens = 512;
   std::int64_t max_sequences = 1;
   bool quiet = false;  // no progress lines
-  // Hears every layer's routing on the engine thread; not a flag.
+
+  // Not flags. Hears every layer's routing on the engine thread.
   std::function<void(const api::RoutingObservation&)> routing_observer;
+  base::MetricsSink* metrics = nullptr;  // outlives the engine
+  // Studies on the emulated accelerator: a copy takes as long as `copy_computes` experts on the device (0: by
+  // the preset's rates), an expert on the host as `host_computes`, any other kernel as `dense_computes`.
+  double copy_computes = 0.0;
+  double host_computes = 6.0;
+  double dense_computes = 0.1;
+  bool refuse_pinned = false;
+  absl::Duration copy_limit = absl::Seconds(10);
+  // Tests: rates instead of the preset's, faults, a director of their own.
+  std::shared_ptr<const device::EmulatedRates> rates;
+  std::function<device::CopyFault(const device::CopyRequest&)> copy_faults;
+  std::function<std::unique_ptr<api::ExpertDirector>(const routing::TierShape&)> make_director;
 };
 
 // --model --device --policy --threads --kv-bytes --kv-dtype --expert-cache-fraction | --expert-cache-bytes
 // --pinned-bytes --host-lane --widen --kernels --max-batch-tokens --max-sequences --quiet
 void AddEngineFlags(CLI::App& app, EngineOptions& options);
+// --tiers --expert-file --hot-trace --emulated --emulated-clock --timeline --timeline-steps
 // Of these, --kv-bytes and --kv-dtype.
 void AddKvFlags(CLI::App& app, EngineOptions& options);
 
@@ -69,6 +94,8 @@ class EngineBundle {
   // nullptr when the folder has no tokenizer.json.
   virtual const tokenizer::Tokenizer* tokenizer() const = 0;
   virtual absl::string_view device_description() const = 0;
+  // A line for each tier of experts; "" where there are none.
+  virtual std::string tiers_description() const = 0;
   virtual double load_seconds() const = 0;
 };
 

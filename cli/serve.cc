@@ -21,6 +21,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/command.h"
@@ -133,13 +135,16 @@ struct Service {
 };
 
 // How the memory is split, and what that is enough for.
-void LogMemory(const api::Engine& engine, const server::Backend& backend) {
+void LogMemory(const api::Engine& engine, const std::string& tiers, const server::Backend& backend) {
   const api::EngineCapacity& capacity = engine.capacity();
   base::Logf(base::LogLevel::kInfo, "serve", "%s", backend.device);
   base::Logf(base::LogLevel::kInfo, "serve", "memory: experts %s, other weights %s, KV %s, workspace %s",
              base::FormatBytes(backend.model.all_expert_bytes),
              base::FormatBytes(backend.model.resident_bytes), base::FormatBytes(capacity.kv_bytes),
              base::FormatBytes(capacity.workspace_bytes));
+  for (const absl::string_view line : absl::StrSplit(tiers, '\n', absl::SkipEmpty())) {
+    base::Logf(base::LogLevel::kInfo, "serve", "%s", line);
+  }
   base::Logf(base::LogLevel::kInfo, "serve", "at most %d requests at once, of at most %d tokens each%s",
              capacity.max_sequences, backend.max_positions,
              backend.max_positions < backend.model.context_length
@@ -149,7 +154,9 @@ void LogMemory(const api::Engine& engine, const server::Backend& backend) {
 }
 
 absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
-  COMOE_ASSIGN_OR_RETURN(service->engine, LoadEngine(options.engine));
+  EngineOptions engine_options = options.engine;
+  engine_options.metrics = &service->metrics;
+  COMOE_ASSIGN_OR_RETURN(service->engine, LoadEngine(engine_options));
   api::Engine& engine = service->engine->engine();
   server::Backend backend;
   backend.model = engine.model_info();
@@ -163,7 +170,7 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   service->scheduler = batching::MakeScheduler(engine, scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
   service->model = backend.model.name;
-  LogMemory(engine, backend);
+  LogMemory(engine, service->engine->tiers_description(), backend);
   return service->server->Serve(std::move(backend));
 }
 

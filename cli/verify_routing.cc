@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/progress.h"
+#include "cli/routing_trace.h"
 #include "cli/verify.h"
 #include "engine/base/status_macros.h"
 #include "engine/checkpoint/numpy_file.h"
@@ -14,39 +15,6 @@ namespace comoe::cli {
 namespace {
 
 constexpr double kAgreement = 0.999;
-constexpr std::uint64_t kTraceLimitBytes = std::uint64_t{4} << 30;
-
-// ids [S, T] and experts [S, T, L, k] of a routing_trace.npz.
-struct RoutingTrace {
-  checkpoint::NumpyArray ids;
-  checkpoint::NumpyArray experts;
-
-  std::int64_t sequences() const { return ids.shape[0]; }
-  std::int64_t tokens() const { return ids.shape[1]; }
-  std::int64_t layers() const { return experts.shape[2]; }
-  std::int64_t k() const { return experts.shape[3]; }
-};
-
-absl::StatusOr<RoutingTrace> ReadTrace(const std::string& path, const api::ModelInfo& info) {
-  COMOE_ASSIGN_OR_RETURN(auto arrays, checkpoint::ReadNpz(path, kTraceLimitBytes));
-  const auto ids = arrays.find("ids");
-  const auto experts = arrays.find("experts");
-  if (ids == arrays.end() || experts == arrays.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " lacks the array ids or experts"));
-  }
-  RoutingTrace trace{std::move(ids->second), std::move(experts->second)};
-  if (trace.ids.dtype == checkpoint::NumpyDType::kF32 ||
-      trace.experts.dtype == checkpoint::NumpyDType::kF32 || trace.ids.shape.size() != 2 ||
-      trace.experts.shape.size() != 4 || trace.experts.shape[0] != trace.ids.shape[0] ||
-      trace.experts.shape[1] != trace.ids.shape[1] || trace.layers() != info.num_moe_layers ||
-      trace.k() != info.num_experts_per_token || trace.ids.num_elements() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ids is [S, T] and experts [S, T, ",
-                                                   info.num_moe_layers, ", ", info.num_experts_per_token,
-                                                   "] for this model"));
-  }
-  return trace;
-}
-
 // True if `ours` [k] and the trace's k experts are the same set.
 bool SameSet(const std::int32_t* ours, const checkpoint::NumpyArray& experts, std::int64_t first,
              std::int64_t k) {
@@ -83,7 +51,8 @@ const std::vector<std::int32_t>& RoutingLog::experts(std::int32_t layer) const {
 absl::StatusOr<std::vector<Check>> VerifyRouting(const VerifyContext& context, RoutingLog& log,
                                                  std::int64_t max_sequences) {
   const api::ModelInfo& info = context.engine.model_info();
-  COMOE_ASSIGN_OR_RETURN(const RoutingTrace trace, ReadTrace(context.directory + "/routing_trace.npz", info));
+  COMOE_ASSIGN_OR_RETURN(const RoutingTrace trace,
+                         ReadRoutingTrace(context.directory + "/routing_trace.npz", info));
   const std::int64_t sequences =
       max_sequences > 0 ? std::min(max_sequences, trace.sequences()) : trace.sequences();
   const std::int64_t k = trace.k();

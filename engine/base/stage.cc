@@ -14,7 +14,7 @@ constexpr std::array<absl::string_view, kNumCopyReasons> kReasonNames = {"demand
                                                                          "evict"};
 constexpr std::array<absl::string_view, kNumCopyDirections> kDirectionNames = {"h2d", "d2h", "h2h", "disk_h"};
 constexpr std::array<absl::string_view, kNumStageKinds> kStageNames = {
-    "other",         "embed",       "attention", "gate", "expert",
+    "other",         "embed",       "attention", "gate", "look-ahead", "expert",
     "shared expert", "host expert", "combine",   "head", "copy"};
 constexpr std::array<absl::string_view, kNumWaitEdges> kEdgeNames = {
     "demand_copy", "prefetch_copy", "slot_free", "staged", "host_lane", "rows"};

@@ -44,14 +44,15 @@ enum class StageKind : std::uint8_t {
   kEmbed,
   kAttention,
   kGate,
-  kExpert,  // on the device
+  kLookahead,  // routers of later layers, applied early
+  kExpert,     // on the device
   kSharedExpert,
   kHostExpert,  // computed by the host lane
   kCombine,
   kHead,
   kCopy
 };
-inline constexpr std::size_t kNumStageKinds = 10;
+inline constexpr std::size_t kNumStageKinds = 11;
 absl::string_view StageKindName(StageKind kind);
 
 struct Stage {

@@ -1,5 +1,7 @@
 #include "engine/model/moe_layer.h"
 
+#include <algorithm>
+
 #include "engine/base/status_macros.h"
 #include "engine/model/expert_serving.h"
 
@@ -43,6 +45,44 @@ absl::Status Route(const StepContext& context, std::int64_t layer, const Matrix&
   return absl::OkStatus();
 }
 
+// The next MoE layers' routers on this layer's input, as many as the director asks for.
+absl::Status LookAhead(const StepContext& context, std::int64_t layer) {
+  const std::int32_t wanted = context.director.lookahead();
+  const Workspace& work = context.work;
+  const auto& layers = context.weights.layers;
+  std::int32_t found = 0;
+  for (std::size_t target = static_cast<std::size_t>(layer) + 1; target < layers.size() && found < wanted;
+       ++target) {
+    if (!layers[target].router.has_value()) {
+      continue;
+    }
+    ++found;
+    context.stream.SetStage({base::StageKind::kLookahead, static_cast<std::int32_t>(target)});
+    COMOE_RETURN_IF_ERROR(
+        kernels::RmsNorm(context.kernels,
+                         {context.Use(work.residual), layers[target].post_attention_norm,
+                          static_cast<float>(context.config.norm_epsilon), 1, context.Use(work.ahead_normed)},
+                         context.stream));
+    COMOE_RETURN_IF_ERROR(kernels::MatMul(context.kernels,
+                                          {.x = context.Use(work.ahead_normed),
+                                           .w = layers[target].router->view(),
+                                           .bias = {},
+                                           .y = context.Use(work.ahead_router)},
+                                          context.stream));
+    COMOE_RETURN_IF_ERROR(context.stream.Synchronize());
+    for (std::int64_t row = 0; row < context.rows; ++row) {
+      std::copy_n(work.ahead_router.f32(row), context.config.num_experts,
+                  context.work.ahead_logits.begin() + row * context.config.num_experts);
+    }
+    context.director.ObserveLookahead(
+        {context.step, static_cast<std::int32_t>(layer), static_cast<std::int32_t>(target),
+         static_cast<std::int32_t>(context.config.num_experts),
+         absl::MakeConstSpan(work.ahead_logits)
+             .first(static_cast<std::size_t>(context.rows * context.config.num_experts))});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunSharedExpert(const StepContext& context, const LayerWeights& weights) {
   COMOE_RETURN_IF_ERROR(RunOneFfn(context, *weights.shared, context.Use(context.work.shared_out)));
   return kernels::MatMul(context.kernels,
@@ -59,6 +99,7 @@ absl::Status RunSparse(const StepContext& context, std::int64_t layer, const Lay
   const auto l = static_cast<std::int32_t>(layer);
   stream.SetStage({base::StageKind::kGate, l});
   COMOE_RETURN_IF_ERROR(Route(context, layer, *weights.router));
+  COMOE_RETURN_IF_ERROR(LookAhead(context, layer));
   ExpertServing serving(context, l);
   COMOE_RETURN_IF_ERROR(serving.Begin());
   kernels::MoeCombineArgs combine;

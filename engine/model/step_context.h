@@ -14,6 +14,7 @@
 #include "engine/kernels/ops.h"
 #include "engine/model/host_lane.h"
 #include "engine/model/kv_pool.h"
+#include "engine/model/weights.h"
 #include "engine/model/workspace.h"
 
 namespace comoe::model {
@@ -21,6 +22,7 @@ namespace comoe::model {
 // Built once by ForwardPass, which refills the rows for every step. Owned by the engine thread.
 struct StepContext {
   const checkpoint::ModelConfig& config;
+  const ModelWeights& weights;
   const kernels::KernelTable& kernels;
   const CacheGroups& groups;
   const KvPool& kv;

@@ -66,6 +66,8 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   carver.Add(&w.cos, max_rows, config.head_dim / 2);
   carver.Add(&w.sin, max_rows, config.head_dim / 2);
   carver.Add(&w.router, max_rows, config.num_experts);
+  carver.Add(&w.ahead_normed, max_rows, config.hidden);
+  carver.Add(&w.ahead_router, max_rows, config.num_experts);
   carver.Add(&w.ffn_scratch, slots, scratch_cols);
   carver.Add(&w.expert_out, slots, config.hidden);
   carver.Add(&w.shared_out, max_rows, config.hidden);
@@ -78,6 +80,7 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   w.positions.resize(static_cast<std::size_t>(max_rows));
   w.experts.resize(static_cast<std::size_t>(slots));
   w.weights.resize(static_cast<std::size_t>(slots));
+  w.ahead_logits.resize(static_cast<std::size_t>(max_rows * config.num_experts));
   w.row_status.resize(static_cast<std::size_t>(max_rows));
   w.all_rows.resize(static_cast<std::size_t>(max_rows));
   std::iota(w.all_rows.begin(), w.all_rows.end(), 0);

@@ -21,23 +21,26 @@ struct Workspace {
                                           device::Device& device);
 
   device::Buffer buffer;
-  tensor::TensorView residual;     // [R, D]
-  tensor::TensorView normed;       // [R, D]
-  tensor::TensorView qkv;          // [R, (H + 2 G) P]
-  tensor::TensorView attention;    // [R, H P]
-  tensor::TensorView projected;    // [R, D]
-  tensor::TensorView cos, sin;     // [R, P / 2]
-  tensor::TensorView router;       // [R, E]
-  tensor::TensorView ffn_scratch;  // [R K or R, widest padded F]
-  tensor::TensorView expert_out;   // [R K, D]
-  tensor::TensorView shared_out;   // [R, D]
-  tensor::TensorView shared_gate;  // [R, 1]
-  tensor::TensorView logits;       // [min(R, kLogitsRows), V]
+  tensor::TensorView residual;      // [R, D]
+  tensor::TensorView normed;        // [R, D]
+  tensor::TensorView qkv;           // [R, (H + 2 G) P]
+  tensor::TensorView attention;     // [R, H P]
+  tensor::TensorView projected;     // [R, D]
+  tensor::TensorView cos, sin;      // [R, P / 2]
+  tensor::TensorView router;        // [R, E]
+  tensor::TensorView ahead_normed;  // [R, D]: a later layer's norm of this layer's input
+  tensor::TensorView ahead_router;  // [R, E]: and what its router makes of that
+  tensor::TensorView ffn_scratch;   // [R K or R, widest padded F]
+  tensor::TensorView expert_out;    // [R K, D]
+  tensor::TensorView shared_out;    // [R, D]
+  tensor::TensorView shared_gate;   // [R, 1]
+  tensor::TensorView logits;        // [min(R, kLogitsRows), V]
 
   std::vector<std::int64_t> positions;  // [R]
   std::vector<std::int32_t> experts;    // [R, K]
   std::vector<float> weights;           // [R, K]
   std::vector<std::int32_t> all_rows;   // 0, 1, ..., R - 1
+  std::vector<float> ahead_logits;      // [R, E]
   DispatchPlan dispatch;
   ServingScratch serving;
   // [R]: of rows that a step goes on without, why; all OK when none is (any_row_failed).

@@ -34,6 +34,7 @@ class MoeEngine final : public api::Engine {
         stream_(std::move(stream)),
         host_lane_(std::move(host_lane)),
         forward_(parts_.weights, {.config = parts_.config,
+                                  .weights = parts_.weights,
                                   .kernels = *parts_.kernels,
                                   .groups = groups_,
                                   .kv = kv_,

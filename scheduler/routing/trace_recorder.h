@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "engine/api/expert_director.h"
 #include "engine/base/ids.h"
+#include "scheduler/routing/trace_file.h"
 
 namespace comoe::routing {
 
@@ -26,5 +27,12 @@ using RoutingCallback =
 // A director that decides as `inner` does and tells `callback` what it saw. Owned by the engine thread.
 std::unique_ptr<api::ExpertDirector> MakeTraceRecorder(std::unique_ptr<api::ExpertDirector> inner,
                                                        RoutingCallback callback);
+
+// Gathers whole steps for a trace file. `header` says of which model, and how far to look ahead: the engine
+// is asked for header.lookahead layers, or as many as `inner` wants if that is more. `sink` is called when a
+// step ends, if every MoE layer was observed. Sequences are named by their ids in the plan.
+using StepCallback = std::function<void(const TraceStepRecord& step)>;
+std::unique_ptr<api::ExpertDirector> MakeStepRecorder(std::unique_ptr<api::ExpertDirector> inner,
+                                                      const TraceHeader& header, StepCallback sink);
 
 }  // namespace comoe::routing

@@ -11,6 +11,16 @@ namespace {
 
 constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
 
+// Key or value number p of slot `slot` of a block, whose number is *element.
+template <typename T>
+float Load(const AttentionArgs& args, T* piece, const T* element, std::int64_t p, std::int64_t slot) {
+  if constexpr (tensor::kHasKvScales<T>) {
+    return static_cast<float>(*element) * args.kv.scales(piece)[p / tensor::kKvGroupDims * kBlock + slot];
+  } else {
+    return tensor::LoadKv(element);
+  }
+}
+
 // One head of one row at `position`: out[P] = softmax(scale * q.k) v over the positions that count. T: the
 // stored type.
 template <typename T>
@@ -24,11 +34,12 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
   std::fill(out, out + dim, 0.0F);
   for (std::int64_t j = first; j <= position; ++j) {
     const base::BlockId block = seq.blocks[static_cast<std::size_t>(j / kBlock)];
-    const T* keys = args.kv.keys<T>(block, kv_head) + j % kBlock;
-    const T* values = args.kv.values<T>(block, kv_head) + j % kBlock * dim;
+    T* keys = args.kv.keys<T>(block, kv_head);
+    T* values = args.kv.values<T>(block, kv_head);
+    const std::int64_t slot = j % kBlock;
     float score = 0;
     for (std::int64_t p = 0; p < dim; ++p) {
-      score += query[p] * tensor::LoadKv(keys + p * kBlock);
+      score += query[p] * Load(args, keys, keys + p * kBlock + slot, p, slot);
     }
     score *= args.scale;
     const float raised = std::max(maximum, score);
@@ -37,11 +48,33 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
     maximum = raised;
     sum = sum * keep + weight;
     for (std::int64_t p = 0; p < dim; ++p) {
-      out[p] = out[p] * keep + weight * tensor::LoadKv(values + p);
+      out[p] = out[p] * keep + weight * Load(args, values, values + slot * dim + p, p, slot);
     }
   }
   for (std::int64_t p = 0; p < dim; ++p) {
     out[p] /= sum;
+  }
+}
+
+// The keys, or values, of one head of one position: element p is stored at piece[first + p * step].
+template <typename T>
+void Store(const AppendKvArgs& args, const float* from, T* piece, std::int64_t slot, std::int64_t first,
+           std::int64_t step) {
+  const std::int64_t dim = args.kv.layout.head_dim;
+  if constexpr (tensor::kHasKvScales<T>) {
+    for (std::int64_t g = 0; g < args.kv.layout.groups(); ++g) {
+      const std::int64_t begin = g * tensor::kKvGroupDims;
+      const std::int64_t count = std::min(tensor::kKvGroupDims, dim - begin);
+      T numbers[tensor::kKvGroupDims];
+      args.kv.scales(piece)[g * kBlock + slot] = tensor::QuantizeKvGroup(from + begin, count, numbers);
+      for (std::int64_t i = 0; i < count; ++i) {
+        piece[first + (begin + i) * step] = numbers[i];
+      }
+    }
+  } else {
+    for (std::int64_t p = 0; p < dim; ++p) {
+      tensor::StoreKv(from[p], piece + first + p * step);
+    }
   }
 }
 
@@ -54,12 +87,9 @@ void AppendRows(const AppendKvArgs& args) {
       const base::BlockId block = seq.blocks[static_cast<std::size_t>(position / kBlock)];
       const std::int64_t slot = position % kBlock;
       for (std::int64_t h = 0; h < args.kv.layout.kv_heads; ++h) {
-        for (std::int64_t p = 0; p < dim; ++p) {
-          tensor::StoreKv(args.keys.f32(seq.first_row + r)[h * dim + p],
-                          args.kv.keys<T>(block, h) + p * kBlock + slot);
-          tensor::StoreKv(args.values.f32(seq.first_row + r)[h * dim + p],
-                          args.kv.values<T>(block, h) + slot * dim + p);
-        }
+        Store(args, args.keys.f32(seq.first_row + r) + h * dim, args.kv.keys<T>(block, h), slot, slot, kBlock);
+        Store(args, args.values.f32(seq.first_row + r) + h * dim, args.kv.values<T>(block, h), slot,
+              slot * dim, 1);
       }
     }
   }

@@ -1,0 +1,132 @@
+#include "cli/offload_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/checkpoint_folder.h"
+#include "cli/routing_trace.h"
+#include "engine/base/bytes.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/thread_pool.h"
+#include "engine/device/emulated/emulated_device.h"
+
+namespace comoe::cli {
+namespace {
+
+constexpr double kDefaultCacheShare = 0.25;
+// One staging slot for every eight of the device's, so that the copy of the next miss overlaps the work on
+// this one; more than a few hide nothing.
+constexpr std::int64_t kSlotsPerStaging = 8;
+constexpr std::int64_t kMaxStaging = 4;
+
+// Rates of a study: an expert's copy takes as long as `copy_computes` of its computations on the device.
+device::EmulatedRates StudyRates(const EngineOptions& options, device::EmulatedRates rates,
+                                 std::uint64_t blob_bytes) {
+  rates.link_latency_seconds = 0.0;
+  rates.device_launch_seconds = 0.0;
+  const double copy = static_cast<double>(blob_bytes) / rates.link_bytes_per_second;
+  rates.device_seconds_per_expert = copy / options.copy_computes;
+  rates.host_seconds_per_expert = *rates.device_seconds_per_expert * options.host_computes;
+  rates.dense_seconds_per_kernel = *rates.device_seconds_per_expert * options.dense_computes;
+  return rates;
+}
+
+}  // namespace
+
+absl::Status CheckOffloadOptions(const EngineOptions& options) {
+  if (options.device == "cuda") {
+    return absl::UnimplementedError("--device cuda is not built into this version; supported: cpu, emulated");
+  }
+  if (options.expert_cache_fraction > 1.0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--expert-cache-fraction is ", options.expert_cache_fraction, ": it lies in (0, 1]"));
+  }
+  if (!options.expert_cache_bytes.empty() && options.expert_cache_fraction >= 0.0) {
+    return absl::InvalidArgumentError("give --expert-cache-bytes or --expert-cache-fraction, not both");
+  }
+  return device::PresetRates(options.emulated).status();
+}
+
+absl::StatusOr<std::unique_ptr<device::Device>> MakeOffloadDevice(const EngineOptions& options,
+                                                                  std::uint64_t blob_bytes) {
+  device::EmulatedOptions emulated;
+  COMOE_ASSIGN_OR_RETURN(emulated.rates, device::PresetRates(options.emulated));
+  if (options.rates != nullptr) {
+    emulated.rates = *options.rates;
+  }
+  if (options.copy_computes > 0.0) {
+    emulated.rates = StudyRates(options, emulated.rates, blob_bytes);
+  }
+  emulated.real_clock = options.emulated_clock == "real";
+  emulated.threads = options.threads > 0 ? options.threads : base::UsableCores();
+  emulated.refuse_pinned = options.refuse_pinned;
+  emulated.copy_faults = options.copy_faults;
+  return device::MakeEmulatedDevice(std::move(emulated));
+}
+
+absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t num_experts,
+                                     std::uint64_t blob_bytes) {
+  TierBudget budget;
+  if (options.policy == "resident") {
+    budget.device_slots = num_experts;
+  } else {
+    std::int64_t slots = 0;
+    if (!options.expert_cache_bytes.empty()) {
+      COMOE_ASSIGN_OR_RETURN(const std::uint64_t bytes, base::ParseBytes(options.expert_cache_bytes));
+      slots = static_cast<std::int64_t>(
+          std::min<std::uint64_t>(bytes / blob_bytes, std::numeric_limits<std::int32_t>::max()));
+    } else {
+      const double share =
+          options.expert_cache_fraction >= 0.0 ? options.expert_cache_fraction : kDefaultCacheShare;
+      slots = static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9));
+    }
+    if (slots < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the device's share of experts is less than one expert of ", base::FormatBytes(blob_bytes),
+          ": raise --expert-cache-bytes or --expert-cache-fraction"));
+    }
+    // What is kept and what passes through share the budget. `naive` keeps nothing and passes one at a time.
+    const std::int64_t staging =
+        options.policy == "naive" ? 1 : std::clamp<std::int64_t>(slots / kSlotsPerStaging, 1, kMaxStaging);
+    budget.device_staging_slots = staging;
+    budget.device_slots = options.policy == "naive" ? 0 : std::min(slots - staging, num_experts);
+  }
+  budget.pinned_slots = num_experts;
+  if (!options.pinned_bytes.empty()) {
+    COMOE_ASSIGN_OR_RETURN(const std::uint64_t bytes, base::ParseBytes(options.pinned_bytes));
+    budget.pinned_slots = std::min<std::int64_t>(num_experts, static_cast<std::int64_t>(bytes / blob_bytes));
+  } else if (!options.expert_file.empty()) {
+    budget.pinned_slots = std::max<std::int64_t>(1, num_experts / 2);
+  }
+  if (options.tiers == "exclusive") {
+    budget.pinned_slots = std::min(budget.pinned_slots, num_experts - budget.device_slots);
+  }
+  return budget;
+}
+
+absl::StatusOr<routing::Policy> MakeOffloadPolicy(const EngineOptions& options, const api::ModelInfo& info,
+                                                  const routing::TierShape& shape) {
+  routing::PolicyOptions policy;
+  policy.host_lane = options.host_lane == "on";
+  std::string trace = options.hot_trace;
+  if (trace.empty() && options.policy == "static" && IsThere(options.model + "/routing_trace.npz")) {
+    trace = options.model + "/routing_trace.npz";
+  }
+  if (!trace.empty()) {
+    COMOE_ASSIGN_OR_RETURN(const RoutingTrace recorded, ReadRoutingTrace(trace, info));
+    const std::vector<std::vector<double>> counts = CountExperts(recorded, info.num_experts);
+    policy.hot_counts.resize(shape.num_keys());
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      for (std::size_t e = 0; e < counts[i].size(); ++e) {
+        policy.hot_counts[shape.Index({shape.moe_layers[i], static_cast<std::int32_t>(e)})] = counts[i][e];
+      }
+    }
+  }
+  return routing::MakePolicy(options.policy, shape, policy);
+}
+
+}  // namespace comoe::cli

@@ -1,0 +1,27 @@
+// Plots of measurements, drawn by gnuplot where it is installed.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace comoe::cli {
+
+struct PlotSeries {
+  std::string name;
+  std::vector<std::pair<double, double>> points;
+};
+
+struct Plot {
+  std::string title, x_label, y_label;
+  bool log_x = false;
+  std::vector<PlotSeries> series;
+};
+
+// Writes FILE.svg or FILE.png, several plots one above the other, and FILE.gp beside it, which draws it
+// again. Without gnuplot only the script is written: NOT_FOUND says so.
+absl::Status WritePlots(const std::string& path, const std::vector<Plot>& plots);
+
+}  // namespace comoe::cli

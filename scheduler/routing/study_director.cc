@@ -1,0 +1,174 @@
+#include "scheduler/routing/study_director.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <utility>
+
+#include "engine/base/rng.h"
+#include "scheduler/routing/pooled_director.h"
+#include "scheduler/routing/slot_table.h"
+#include "scheduler/routing/window_predictor.h"
+
+namespace comoe::routing {
+namespace {
+
+// Logits of what stands out, above those of all else: e^8 to 1.
+constexpr float kForcedLogit = 8.0F;
+
+class StudyDirector final : public PooledDirector {
+ public:
+  StudyDirector(const TierShape& shape, const PolicyOptions& options, GuessSource guesses)
+      : PooledDirector(shape, options),
+        window_(shape, options.window),
+        guesses_(std::move(guesses)),
+        believed_(shape.num_keys(), false) {}
+
+  absl::string_view policy() const override { return "study"; }
+  void BeginStep(const api::StepPlan& plan) override {
+    PooledDirector::BeginStep(plan);
+    ++step_;
+  }
+  absl::Span<const api::FetchOrder> Orders(std::int32_t layer, const api::LaneState& lanes) override;
+
+ protected:
+  double Value(base::ExpertKey key) const override {
+    return believed_[shape().Index(key)]
+               ? std::numeric_limits<double>::infinity()
+               : static_cast<double>(window_.counts(key.layer)[static_cast<std::size_t>(key.expert)]);
+  }
+  // The layer is at hand: what was guessed for it is worth what it was worth before.
+  void Learn(std::int32_t layer, absl::Span<const std::int32_t> experts) override {
+    window_.Observe(layer, experts);
+    const auto first = believed_.begin() + static_cast<std::ptrdiff_t>(shape().Index({layer, 0}));
+    std::fill(first, first + shape().num_experts, false);
+  }
+
+ private:
+  WindowPredictor window_;
+  const GuessSource guesses_;
+  std::vector<bool> believed_;  // [num_layers, num_experts]: guessed, and its layer has not come yet
+  std::int64_t step_ = -1;
+  std::vector<std::int32_t> guessed_;
+  std::vector<api::FetchOrder> orders_;
+};
+
+absl::Span<const api::FetchOrder> StudyDirector::Orders(std::int32_t layer, const api::LaneState& /*lanes*/) {
+  orders_.clear();
+  const std::vector<std::int32_t>& layers = shape().moe_layers;
+  const auto next =
+      static_cast<std::size_t>(std::upper_bound(layers.begin(), layers.end(), layer) - layers.begin());
+  if (!guesses_ || next == layers.size()) {
+    return orders_;  // the first layer is guessed when the step begins
+  }
+  EnterLayer(layer);
+  guessed_.clear();
+  guesses_(step_, next, &guessed_);
+  for (const std::int32_t expert : guessed_) {
+    const base::ExpertKey key{layers[next], expert};
+    if (residency().device().SlotOf(key) != kNoSlot) {
+      continue;
+    }
+    const std::int32_t slot = SlotFor(std::numeric_limits<double>::max());
+    if (slot == kNoSlot) {
+      break;  // all hold guesses, or what the layer needs
+    }
+    believed_[shape().Index(key)] = true;
+    orders_.push_back({key, base::Tier::kDevice, slot, base::CopyReason::kPrefetch});
+    Place(key, slot);
+  }
+  return orders_;
+}
+
+// An expert that is none of `needed`; `bits` decides which. `expert` itself if all are needed.
+std::int32_t WrongExpert(const std::vector<bool>& needed, std::int32_t expert, std::uint64_t bits) {
+  const auto num_experts = static_cast<std::uint64_t>(needed.size());
+  for (std::uint64_t i = 0; i < num_experts; ++i) {
+    const std::uint64_t candidate = (bits + i) % num_experts;
+    if (!needed[candidate]) {
+      return static_cast<std::int32_t>(candidate);
+    }
+  }
+  return expert;
+}
+
+// A number for a layer of a row, so that draws do not depend on the order of questions.
+std::uint64_t Cell(const ReplayRow& row, std::int32_t layer) {
+  return base::MixBits(row.sequence * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(row.token) * 4096U +
+                       static_cast<std::uint64_t>(layer));
+}
+
+}  // namespace
+
+std::unique_ptr<api::ExpertDirector> MakeStudyDirector(const TierShape& shape, const PolicyOptions& options,
+                                                       GuessSource guesses) {
+  return std::make_unique<StudyDirector>(shape, options, std::move(guesses));
+}
+
+GuessSource ForcedGuesses(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
+                          double accuracy, std::uint64_t seed) {
+  return [&trace, &steps, accuracy, seed](std::int64_t step, std::size_t index,
+                                          std::vector<std::int32_t>* experts) {
+    if (step < 0 || step >= static_cast<std::int64_t>(steps.size())) {
+      return;
+    }
+    const auto layer = static_cast<std::int32_t>(index);
+    const std::vector<ReplayRow>& rows = steps[static_cast<std::size_t>(step)];
+    std::vector<bool> taken(static_cast<std::size_t>(trace.header.num_experts), false);
+    std::vector<std::int32_t> needed;
+    for (const ReplayRow& row : rows) {
+      for (const std::uint16_t expert : trace.Experts(row.sequence, row.token, layer)) {
+        if (!taken[expert]) {
+          taken[expert] = true;
+          needed.push_back(expert);
+        }
+      }
+    }
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      const std::uint64_t draw = Cell(rows.front(), layer) + i;
+      std::int32_t expert = needed[i];
+      if (base::RandomUnit(seed, draw) >= accuracy) {
+        expert = WrongExpert(taken, expert, base::RandomBits(seed + 1, draw));
+        taken[static_cast<std::size_t>(expert)] = true;
+      }
+      experts->push_back(expert);
+    }
+  };
+}
+
+LookaheadSource ForcedLookahead(const Trace& trace, double accuracy, std::uint64_t seed) {
+  return [&trace, accuracy, seed](absl::Span<const ReplayRow> rows, std::int32_t target,
+                                  std::int32_t /*distance*/, absl::Span<float> logits) {
+    const auto num_experts = static_cast<std::size_t>(trace.header.num_experts);
+    std::fill(logits.begin(), logits.end(), 0.0F);
+    // The same expert is lost for all rows of the step or for none, so that the recall of the layer's needed
+    // experts is the accuracy.
+    std::vector<bool> taken(num_experts, false);
+    for (const ReplayRow& row : rows) {
+      for (const std::uint16_t expert : trace.Experts(row.sequence, row.token, target)) {
+        taken[expert] = true;
+      }
+    }
+    const std::vector<bool> needed = taken;
+    std::vector<std::int32_t> instead(num_experts, -1);
+    for (std::size_t e = 0; e < num_experts; ++e) {
+      if (needed[e]) {
+        const std::uint64_t draw = Cell(rows.front(), target) + e;
+        const auto expert = static_cast<std::int32_t>(e);
+        const bool kept = base::RandomUnit(seed, draw) < accuracy;
+        instead[e] = kept ? expert : WrongExpert(taken, expert, base::RandomBits(seed + 1, draw));
+        taken[static_cast<std::size_t>(instead[e])] = true;
+      }
+    }
+    for (std::size_t t = 0; t < rows.size(); ++t) {
+      float height = kForcedLogit;
+      for (const std::uint16_t expert : trace.Experts(rows[t].sequence, rows[t].token, target)) {
+        logits[t * num_experts + static_cast<std::size_t>(instead[expert])] = height;
+        height -= 0.5F;  // best first
+      }
+    }
+    return true;
+  };
+}
+
+}  // namespace comoe::routing
