@@ -82,12 +82,12 @@ absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t 
     } else {
       const double share =
           options.expert_cache_fraction >= 0.0 ? options.expert_cache_fraction : kDefaultCacheShare;
-      slots = static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9));
+      slots = std::max<std::int64_t>(
+          1, static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9)));
     }
     if (slots < 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the device's share of experts is less than one expert of ", base::FormatBytes(blob_bytes),
-          ": raise --expert-cache-bytes or --expert-cache-fraction"));
+      return absl::InvalidArgumentError(absl::StrCat("--expert-cache-bytes is less than one expert of ",
+                                                     base::FormatBytes(blob_bytes), ": raise it"));
     }
     // What is kept and what passes through share the budget. `naive` keeps nothing and passes one at a time.
     const std::int64_t staging =

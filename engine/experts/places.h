@@ -90,11 +90,14 @@ struct Slot {
 class Places {
  public:
   Places() = default;
-  // `slots` places with a slot each, then `spares`. The slab has (slots + spares) * stride bytes.
-  Places(device::Buffer slab, std::size_t stride, std::int32_t slots, std::int32_t spares)
+  // `slots` places with a slot each, then `spares`, then `reserves`: spares that stand in for lost ones. The
+  // slab has (slots + spares + reserves) * stride bytes.
+  Places(device::Buffer slab, std::size_t stride, std::int32_t slots, std::int32_t spares,
+         std::int32_t reserves)
       : slab_(std::move(slab)),
         stride_(stride),
-        count_(slots + spares),
+        count_(slots + spares + reserves),
+        first_reserve_(slots + spares),
         places_(std::make_unique<Place[]>(static_cast<std::size_t>(count_))),
         slots_(static_cast<std::size_t>(slots)) {
     for (std::int32_t i = 0; i < count_; ++i) {
@@ -102,10 +105,19 @@ class Places {
       if (i < slots) {
         (*this)[i].slot = i;
         slot(i).place = i;
-      } else {
+      } else if (i < first_reserve_) {
         spares_.push_back(i);
       }
     }
+    spares_.reserve(static_cast<std::size_t>(spares + reserves));
+  }
+
+  // Something may write to place i for ever.
+  void Lose(std::int32_t i) {
+    if ((*this)[i].usable && (*this)[i].slot < 0 && first_reserve_ < count_) {
+      spares_.push_back(first_reserve_++);
+    }
+    (*this)[i].usable = false;
   }
 
   std::int32_t size() const { return count_; }
@@ -128,7 +140,8 @@ class Places {
   bool page_locked() const { return slab_.kind() == device::MemoryKind::kPinned; }
   std::size_t stride() const { return stride_; }
   std::uint64_t bytes() const { return static_cast<std::uint64_t>(count_) * stride_; }
-  std::uint64_t spare_bytes() const { return spares_.size() * stride_; }
+  // Of what is not meant by a slot.
+  std::uint64_t spare_bytes() const { return static_cast<std::size_t>(count_ - num_slots()) * stride_; }
 
   // kNone: the byte lies elsewhere.
   std::int32_t IndexOf(const std::byte* data) const {
@@ -197,6 +210,7 @@ class Places {
   device::Buffer slab_;
   std::size_t stride_ = 0;
   std::int32_t count_ = 0;
+  std::int32_t first_reserve_ = 0;  // not in use yet
   std::unique_ptr<Place[]> places_;
   std::vector<Slot> slots_;
   std::vector<std::int32_t> spares_;

@@ -192,7 +192,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   std::int32_t FindEmptyPinnedSlot();
   std::int32_t FindFreeHost() const;
 
-  // Books. Claim: slot `s` is for expert n from now on.
+  // tiered_books.cc. Claim: slot `s` is for expert n from now on.
   void Claim(base::Tier tier, std::int32_t s, std::int32_t n);
   void Unclaim(base::Tier tier, std::int32_t n);
   void Report(base::Tier tier, std::int32_t slot, std::int32_t n, bool usable);

@@ -16,6 +16,9 @@ using Scope = TransferEngine::Scope;
 
 namespace {
 
+// Stands in for a staging slot whose copy never ended: one slab has no other room.
+constexpr std::int32_t kReserves = 1;
+
 std::size_t Aligned(std::size_t bytes, std::size_t alignment) {
   return static_cast<std::size_t>(base::AlignUp(bytes, alignment));
 }
@@ -62,14 +65,14 @@ absl::Status TieredExpertCache::Reserve() {
   const std::int32_t spares =
       options_.device_staging_slots + (options_.exclusive ? options_.exclusive_spares : 0);
   const std::size_t stride = index_.layout().bytes;
-  absl::StatusOr<device::Buffer> slab =
-      accelerator_.Allocate(device::MemoryKind::kDevice, static_cast<std::size_t>(slots + spares) * stride,
-                            tensor::kWeightAlignment);
+  absl::StatusOr<device::Buffer> slab = accelerator_.Allocate(
+      device::MemoryKind::kDevice, static_cast<std::size_t>(slots + spares + kReserves) * stride,
+      tensor::kWeightAlignment);
   if (!slab.ok()) {
     return base::Annotate(
         slab.status(), absl::StrCat("expert slots on the device: ", slots, " and ", spares, " for staging"));
   }
-  device_ = Places(*std::move(slab), stride, slots, spares);
+  device_ = Places(*std::move(slab), stride, slots, spares, kReserves);
   COMOE_RETURN_IF_ERROR(ReservePinned());
   return ReserveHost();
 }
@@ -81,7 +84,9 @@ absl::Status TieredExpertCache::ReservePinned() {
   // Direct I/O writes whole pages.
   const std::size_t alignment = disk_ ? kFileAlignment : tensor::kWeightAlignment;
   const std::size_t stride = Aligned(index_.layout().bytes, alignment);
-  const auto bytes = [&](std::int32_t slots) { return static_cast<std::size_t>(slots + spares) * stride; };
+  const auto bytes = [&](std::int32_t slots) {
+    return static_cast<std::size_t>(slots + spares + kReserves) * stride;
+  };
   std::int32_t slots = asked;
   absl::StatusOr<device::Buffer> slab =
       accelerator_.Allocate(device::MemoryKind::kPinned, bytes(slots), alignment);
@@ -101,7 +106,7 @@ absl::Status TieredExpertCache::ReservePinned() {
                "%s of page-locked memory were asked for and %s could be had: %d expert slots instead of %d",
                base::FormatBytes(bytes(asked)), base::FormatBytes(bytes(slots)), slots, asked);
   }
-  pinned_ = Places(*std::move(slab), stride, slots, spares);
+  pinned_ = Places(*std::move(slab), stride, slots, spares, kReserves);
   empty_pinned_slots_.reserve(static_cast<std::size_t>(slots));
   return absl::OkStatus();
 }
@@ -124,7 +129,7 @@ absl::Status TieredExpertCache::ReserveHost() {
   if (!slab.ok()) {
     return base::Annotate(slab.status(), absl::StrCat("host memory for ", count, " experts"));
   }
-  host_ = Places(*std::move(slab), stride, 0, count);
+  host_ = Places(*std::move(slab), stride, 0, count, 0);
   free_host_.reserve(static_cast<std::size_t>(count));
   for (std::int32_t i = count; i-- > 0;) {
     free_host_.push_back(i);

@@ -241,6 +241,9 @@ class PerfectDirector final : public api::ExpertDirector {
     orders_.clear();
     for (; next_ < needs_.size(); ++next_) {
       const auto& [when, key] = needs_[next_];
+      if (when >= now_ + layers_) {
+        break;  // an order is for the next time that its layer runs
+      }
       std::int32_t& where =
           maps_[static_cast<std::size_t>(key.layer)].slot[static_cast<std::size_t>(key.expert)];
       if (where >= 0) {

@@ -188,9 +188,6 @@ void ExpectConserved(const api::OffloadTotals& t) {
 
 class OffloadTokensTest : public ::testing::TestWithParam<const char*> {
  protected:
-  // Trained models are slower: fewer combinations of what is independent.
-  bool small() const { return std::string(GetParam()).rfind("moe-", 0) != 0; }
-
   void Check(const Setting& setting, const Generated& expected) {
     SCOPED_TRACE(setting.Name());
     const Generated ours = GenerateWith(OptionsOf(GetParam(), setting), setting.batch);
@@ -216,9 +213,7 @@ TEST_P(OffloadTokensTest, AreThoseOfTheCpuWhateverThePolicyAndTheRoom) {
             setting.delays = settings % 2 == 1;
             setting.few_pinned = settings % 3 == 1;
             ++settings;
-            if (small() || settings % 5 == 0) {
-              Check(setting, expected);
-            }
+            Check(setting, expected);
             if (HasFatalFailure()) {
               return;
             }
