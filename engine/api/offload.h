@@ -22,8 +22,15 @@ struct TierTotals {
 struct CopyTotals {
   base::PerKind<std::uint64_t, base::kNumCopyReasons> bytes;  // of copies that ended well
   std::uint64_t copies = 0;
-  double seconds =
-      0.0;  // sum over copies, from when each could start to its end: bytes / seconds is the rate
+  double seconds = 0.0;  // sum over copies, from when each could start to its end:bytes / seconds is the rate
+  std::uint64_t inflight_bytes = 0;  // of copies that have not ended
+};
+
+// One copy that ended well.
+struct CopySample {
+  base::CopyDirection direction = base::CopyDirection::kHostToDevice;
+  base::CopyReason reason = base::CopyReason::kDemand;
+  double seconds = 0.0;
 };
 
 struct OffloadTotals {

@@ -109,6 +109,9 @@ class ExpertCache {
   // Tiers, copies, guesses; times and served_* are the engine's.
   virtual void AddTotals(api::OffloadTotals& totals) const = 0;
 
+  // Copies that ended since the last call; of very many, the first ones. Valid until the next call.
+  virtual absl::Span<const api::CopySample> TakeCopySamples() { return {}; }
+
   // Of every blob.
   virtual const tensor::BlobLayout& layout() const = 0;
   // Leases alive: 0 between steps.

@@ -98,6 +98,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   absl::Span<const Vacated> TakeVacated() override;
   void Describe(api::LaneState& lanes) const override;
   void AddTotals(api::OffloadTotals& totals) const override;
+  absl::Span<const api::CopySample> TakeCopySamples() override;
   const tensor::BlobLayout& layout() const override { return index_.layout(); }
   std::int64_t leased() const override { return device_.leases() + pinned_.leases() + host_.leases(); }
 

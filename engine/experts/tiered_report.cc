@@ -18,6 +18,7 @@ void TieredExpertCache::AddTotals(api::OffloadTotals& totals) const {
     api::TierTotals& sum = totals.tiers[tier];
     sum.slots += slots;
     sum.slots_used += its.used();
+    sum.used_bytes += its.used() * index_.layout().bytes;
     sum.capacity_bytes += its.bytes();
   };
   add(Tier::kDevice, device_, static_cast<std::uint64_t>(device_.num_slots()));
@@ -29,6 +30,7 @@ void TieredExpertCache::AddTotals(api::OffloadTotals& totals) const {
     api::TierTotals& disk = totals.tiers[Tier::kDisk];
     disk.slots += experts_.size();
     disk.slots_used += experts_.size();
+    disk.used_bytes += experts_.size() * index_.layout().bytes;
     disk.capacity_bytes += file_->size_bytes();
   }
   for (const Tier tier : base::kTiers) {
@@ -41,6 +43,11 @@ void TieredExpertCache::AddTotals(api::OffloadTotals& totals) const {
   totals.prefetch_pending_bytes += prefetch_pending_bytes_;
   totals.lost_slots += lost_slots_;
   transfers_->AddTotals(totals);
+}
+
+absl::Span<const api::CopySample> TieredExpertCache::TakeCopySamples() {
+  Scope scope(*transfers_);
+  return transfers_->TakeSamples();
 }
 
 std::string TieredExpertCache::DescribeTiers() const {

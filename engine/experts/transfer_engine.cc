@@ -60,6 +60,8 @@ TransferEngine::TransferEngine(device::Device& device, std::size_t blob_bytes, c
       limit_seconds_(absl::ToDoubleSeconds(options.copy_limit)),
       client_(client),
       lanes_(kNumLanes) {
+  samples_.reserve(kMaxSamples);
+  handed_out_.reserve(kMaxSamples);
   const auto capacity = static_cast<std::size_t>(options.queue_capacity);
   guesses_.resize(capacity);
   free_guesses_.reserve(capacity);
@@ -362,6 +364,9 @@ void TransferEngine::Measure(const Record& record) {
   totals.bytes[copy.reason] += blob_bytes_;
   ++totals.copies;
   totals.seconds += std::max(0.0, end - begin);
+  if (samples_.size() < kMaxSamples) {
+    samples_.push_back({copy.direction, copy.reason, std::max(0.0, end - begin)});
+  }
   // Copies in one direction go one after the other, whatever their streams: what counts begins where the one
   // before ended.
   double& last_end = last_end_[copy.direction];
@@ -376,6 +381,12 @@ void TransferEngine::Measure(const Record& record) {
 
 double TransferEngine::link_queue_seconds() const { return std::max(0.0, link_free_at_ - device_.Now()); }
 
+absl::Span<const api::CopySample> TransferEngine::TakeSamples() {
+  std::swap(samples_, handed_out_);
+  samples_.clear();
+  return handed_out_;
+}
+
 void TransferEngine::AddTotals(api::OffloadTotals& totals) const {
   for (std::size_t d = 0; d < base::kNumCopyDirections; ++d) {
     api::CopyTotals& sum = totals.copies.values[d];
@@ -385,6 +396,11 @@ void TransferEngine::AddTotals(api::OffloadTotals& totals) const {
     }
     sum.copies += own.copies;
     sum.seconds += own.seconds;
+  }
+  for (const std::unique_ptr<Record>& record : records_) {
+    if (record->state == Record::State::kUnderWay) {
+      totals.copies[record->copy.direction].inflight_bytes += blob_bytes_;
+    }
   }
   totals.failed_copies += failed_copies_;
   totals.cancelled_guesses += cancelled_guesses_;

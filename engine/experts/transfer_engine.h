@@ -190,10 +190,14 @@ class TransferEngine final : private device::EventListener {
   double link_queue_seconds() const;
   std::int32_t queued_guesses() const { return static_cast<std::int32_t>(order_.size()); }
   std::int32_t copies_under_way() const { return under_way_; }
+  // Copies that ended since the last call, at most kMaxSamples; valid until the next call.
+  absl::Span<const api::CopySample> TakeSamples();
   // Copies, failures, cancelled guesses.
   void AddTotals(api::OffloadTotals& totals) const;
 
  private:
+  static constexpr std::size_t kMaxSamples = 4096;
+
   struct DiskRead final : device::Stream::HostWork {
     absl::Status Run(device::Stream& stream) override;
     const PackedFile* file = nullptr;
@@ -266,6 +270,8 @@ class TransferEngine final : private device::EventListener {
   base::PerKind<double, base::kNumCopyDirections> last_end_;
   double link_free_at_ = 0.0;
   base::PerKind<api::CopyTotals, base::kNumCopyDirections> totals_;
+  std::vector<api::CopySample> samples_;  // up to kMaxSamples
+  std::vector<api::CopySample> handed_out_;
   std::uint64_t failed_copies_ = 0;
   std::uint64_t cancelled_guesses_ = 0;
   std::uint64_t unpinned_copies_ = 0;

@@ -1,5 +1,6 @@
 #include "engine/model/expert_serving.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -8,6 +9,12 @@
 #include "engine/model/step_context.h"
 
 namespace comoe::model {
+
+namespace {
+
+constexpr std::size_t kManyLayers = 256;
+
+}  // namespace
 
 ServingScratch::ServingScratch(std::int64_t num_experts) {
   const auto n = static_cast<std::size_t>(num_experts);
@@ -20,6 +27,7 @@ ServingScratch::ServingScratch(std::int64_t num_experts) {
   decisions.reserve(n);
   host_jobs.reserve(n);
   host_leases.reserve(n);
+  imbalance.reserve(kManyLayers);
 }
 
 void ServingScratch::Clear() {
@@ -54,6 +62,12 @@ absl::Status ExpertServing::Classify() {
   ServingScratch& s = context_.work.serving;
   const DispatchPlan& dispatch = context_.work.dispatch;
   const api::SlotMap& slots = context_.director.slots(layer_);
+  std::int64_t most = 0;
+  for (const DispatchPlan::Group& group : dispatch.groups()) {
+    most = std::max(most, group.count);
+  }
+  s.imbalance.push_back(static_cast<double>(most * context_.config.num_experts) /
+                        static_cast<double>(std::max<std::size_t>(dispatch.rows().size(), 1)));
   for (std::size_t g = 0; g < dispatch.groups().size(); ++g) {
     const DispatchPlan::Group& group = dispatch.groups()[g];
     const base::ExpertKey key{layer_, group.expert};

@@ -43,6 +43,8 @@ struct ServingScratch {
   std::vector<HostJob> host_jobs;
   std::vector<experts::Lease> host_leases;
 
+  std::vector<double>
+      imbalance;  // of each MoE layer of the step: most rows of an expert over the mean of all
   // Since the step began.
   std::uint64_t served_hit = 0, served_fetch = 0, served_host = 0;
 };

@@ -22,6 +22,41 @@
 namespace comoe::runtime {
 namespace {
 
+OffloadLedger::Phase PhaseOf(const api::StepPlan& plan) {
+  bool prefill = false;
+  bool decode = false;
+  for (const api::PlanSpan& span : plan.spans) {
+    (span.tokens.size() > 1 ? prefill : decode) = true;
+  }
+  return prefill && decode ? OffloadLedger::Phase::kMixed
+                           : (prefill ? OffloadLedger::Phase::kPrefill : OffloadLedger::Phase::kDecode);
+}
+
+// What was reserved, by what for: sums to the memory that this process took for the model.
+void ReportMemory(base::MetricsSink& sink, const EngineParts& parts, const api::EngineCapacity& capacity,
+                  std::uint64_t host_lane_bytes) {
+  api::OffloadTotals totals;
+  parts.experts->AddTotals(totals);
+  const auto device = [&sink](const char* pool, std::uint64_t bytes) {
+    sink.AddGauge("device_memory_bytes", "Device memory reserved, by what for.", {{"pool", pool}})
+        .Set(static_cast<double>(bytes));
+  };
+  const auto pinned = [&sink](const char* pool, std::uint64_t bytes) {
+    sink.AddGauge("host_pinned_bytes", "Page-locked host memory reserved, by what for.", {{"pool", pool}})
+        .Set(static_cast<double>(bytes));
+  };
+  const api::TierTotals& on_device = totals.tiers[base::Tier::kDevice];
+  const api::TierTotals& on_host = totals.tiers[base::Tier::kPinned];
+  device("weights", parts.weights.bytes());
+  device("kv", capacity.kv_bytes);
+  device("workspace", capacity.workspace_bytes);
+  device("expert_cache", on_device.capacity_bytes - on_device.staging_bytes);
+  device("staging", on_device.staging_bytes);
+  pinned("expert_cache", on_host.capacity_bytes - on_host.staging_bytes);
+  pinned("staging", on_host.staging_bytes);
+  pinned("workspace", host_lane_bytes);
+}
+
 class MoeEngine final : public api::Engine {
  public:
   MoeEngine(EngineParts parts, model::CacheGroups groups, model::KvPool kv, model::Workspace work,
@@ -52,6 +87,9 @@ class MoeEngine final : public api::Engine {
     capacity_.kv_bytes = kv_.bytes();
     capacity_.workspace_bytes = work_.buffer.size();
     const std::int32_t blocks = *std::min_element(capacity_.num_blocks.begin(), capacity_.num_blocks.end());
+    if (parts_.metrics != nullptr) {
+      ReportMemory(*parts_.metrics, parts_, capacity_, host_lane_ == nullptr ? 0 : host_lane_->bytes());
+    }
     capacity_.max_positions = std::min(parts_.config.context_length, blocks * tensor::kKvBlockTokens);
   }
 
@@ -78,7 +116,7 @@ class MoeEngine final : public api::Engine {
         });
     parts_.director->EndStep();
     COMOE_DCHECK(parts_.experts->leased() == 0, "no lease outlives its step");
-    ledger_.EndStep(work_.serving, *parts_.experts);
+    ledger_.EndStep(PhaseOf(plan), work_.serving, *parts_.experts);
     COMOE_RETURN_IF_ERROR(status);
     if (work_.any_row_failed) {
       FailSpans(plan, result);

@@ -13,7 +13,7 @@ void OffloadLedger::BeginStep() {
   times_ = device_.times();
 }
 
-void OffloadLedger::EndStep(model::ServingScratch& serving, const experts::ExpertCache& cache) {
+void OffloadLedger::EndStep(Phase phase, model::ServingScratch& serving, experts::ExpertCache& cache) {
   const double wall = device_.Now() - begin_;
   const device::DeviceTimes now = device_.times();
   const bool measured = device_.id().kind != device::DeviceKind::kCpu;
@@ -40,7 +40,10 @@ void OffloadLedger::EndStep(model::ServingScratch& serving, const experts::Exper
   cache.AddTotals(totals_);
   if (metrics_ != nullptr) {
     metrics_->Update(totals_);
+    metrics_->AddStall(static_cast<std::size_t>(phase), stalled);
+    metrics_->Observe(cache.TakeCopySamples(), serving.imbalance);
   }
+  serving.imbalance.clear();
 }
 
 }  // namespace comoe::runtime

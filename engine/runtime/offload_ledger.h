@@ -21,7 +21,8 @@ class OffloadLedger {
   OffloadLedger(device::Device& device, base::MetricsSink* metrics);
 
   void BeginStep();
-  void EndStep(model::ServingScratch& serving, const experts::ExpertCache& cache);
+  enum class Phase { kPrefill, kDecode, kMixed };
+  void EndStep(Phase phase, model::ServingScratch& serving, experts::ExpertCache& cache);
 
   const api::OffloadTotals& totals() const { return totals_; }
   // Of the last step's wall time on the real clock.

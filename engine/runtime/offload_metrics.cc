@@ -1,11 +1,22 @@
 #include "engine/runtime/offload_metrics.h"
 
 #include <string>
+#include <vector>
 
 namespace comoe::runtime {
 namespace {
 
 std::string Name(absl::string_view name) { return std::string(name); }
+
+std::vector<double> CopyBuckets() {
+  std::vector<double> buckets;
+  double bound = 1e-4;
+  for (int i = 0; i < 18; ++i) {
+    buckets.push_back(bound);
+    bound *= 1.8;
+  }
+  return buckets;
+}
 
 }  // namespace
 
@@ -57,9 +68,15 @@ void OffloadMetrics::AttachCopies(base::MetricsSink& sink) {
                            {"reason", Name(base::CopyReasonName(static_cast<base::CopyReason>(r)))}}));
     }
     const base::Labels labels = {{"direction", direction}};
-    family.copies.Attach(sink.AddCounter("expert_transfers_total", "Copies of experts.", labels));
-    family.seconds.Attach(sink.AddCounter("expert_transfer_seconds_total",
-                                          "Seconds that copies of experts took, each for itself.", labels));
+    for (std::size_t r = 0; r < base::kNumCopyReasons; ++r) {
+      family.seconds.values[r] = &sink.AddHistogram(
+          "expert_transfer_seconds", "What the copy of an expert took, from when it could start.",
+          {{"direction", direction},
+           {"reason", Name(base::CopyReasonName(static_cast<base::CopyReason>(r)))}},
+          CopyBuckets());
+    }
+    family.inflight =
+        &sink.AddGauge("expert_transfer_inflight_bytes", "Bytes of copies that have not ended.", labels);
     family.busy.Attach(sink.AddCounter("expert_copy_busy_seconds_total",
                                        "Seconds with at least one copy under way.", labels));
     family.overlapped.Attach(sink.AddCounter("expert_copy_overlapped_seconds_total",
@@ -82,6 +99,14 @@ void OffloadMetrics::AttachCopies(base::MetricsSink& sink) {
 }
 
 void OffloadMetrics::AttachTimes(base::MetricsSink& sink) {
+  for (std::size_t i = 0; i < kPhases.size(); ++i) {
+    stall_[i] = &sink.AddCounter("expert_stall_seconds_total", "Seconds that the device waited for experts.",
+                                 {{"phase", kPhases[i]}});
+  }
+  imbalance_ =
+      &sink.AddHistogram("expert_load_imbalance_ratio",
+                         "In a layer of a step, the rows of the expert with most over the mean of all.", {},
+                         {1, 1.25, 1.5, 2, 3, 4, 8, 16, 32, 64});
   const char* const time =
       "Seconds of steps on the device's clock, by what the device did; they sum to their wall time.";
   compute_.Attach(sink.AddCounter("device_seconds_total", time, {{"kind", "compute"}}));
@@ -93,6 +118,15 @@ void OffloadMetrics::AttachTimes(base::MetricsSink& sink) {
   wall_.Attach(sink.AddCounter("device_wall_seconds_total", "Seconds of steps on the device's clock.", {}));
   host_lane_.Attach(
       sink.AddCounter("expert_host_seconds_total", "Seconds that the host computed experts.", {}));
+}
+
+void OffloadMetrics::Observe(absl::Span<const api::CopySample> copies, absl::Span<const double> imbalance) {
+  for (const api::CopySample& copy : copies) {
+    directions_[static_cast<std::size_t>(copy.direction)].seconds[copy.reason]->Observe(copy.seconds);
+  }
+  for (const double ratio : imbalance) {
+    imbalance_->Observe(ratio);
+  }
 }
 
 void OffloadMetrics::Update(const api::OffloadTotals& totals) {
@@ -112,8 +146,7 @@ void OffloadMetrics::Update(const api::OffloadTotals& totals) {
     for (std::size_t r = 0; r < base::kNumCopyReasons; ++r) {
       family.bytes.values[r].MoveTo(static_cast<double>(sums.bytes.values[r]));
     }
-    family.copies.MoveTo(static_cast<double>(sums.copies));
-    family.seconds.MoveTo(sums.seconds);
+    family.inflight->Set(static_cast<double>(sums.inflight_bytes));
     family.busy.MoveTo(totals.copy_busy.values[d]);
     family.overlapped.MoveTo(totals.copy_overlapped.values[d]);
   }

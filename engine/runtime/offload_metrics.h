@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "absl/types/span.h"
 #include "engine/api/offload.h"
 #include "engine/base/metrics_sink.h"
 #include "engine/base/stage.h"
@@ -16,6 +17,9 @@ class OffloadMetrics {
  public:
   explicit OffloadMetrics(base::MetricsSink& sink);
   void Update(const api::OffloadTotals& totals);
+  static constexpr std::array<const char*, 3> kPhases = {"prefill", "decode", "mixed"};
+  void AddStall(std::size_t phase, double seconds) { stall_[phase]->Increment(seconds); }
+  void Observe(absl::Span<const api::CopySample> copies, absl::Span<const double> imbalance);
 
  private:
   // A counter and what it has been told so far.
@@ -36,7 +40,9 @@ class OffloadMetrics {
   };
   struct DirectionFamily {
     base::PerKind<Sum, base::kNumCopyReasons> bytes;
-    Sum copies, seconds, busy, overlapped;
+    base::PerKind<base::Histogram*, base::kNumCopyReasons> seconds;
+    base::Gauge* inflight = nullptr;
+    Sum busy, overlapped;
   };
 
   void AttachTiers(base::MetricsSink& sink);
@@ -53,6 +59,8 @@ class OffloadMetrics {
   base::Gauge* slow_unpinned_ = nullptr;
   Sum wall_, compute_, other_, host_lane_;
   std::array<Sum, base::kNumWaitEdges> stalled_;
+  std::array<base::Counter*, 3> stall_{};
+  base::Histogram* imbalance_ = nullptr;
 };
 
 }  // namespace comoe::runtime

@@ -1,0 +1,150 @@
+"""Serving with experts in tiers (the emulated accelerator): the same text as on the CPU, and metrics that move and add up."""
+
+import collections
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import harness
+from harness import CALL_TIMEOUT_S, Server, Stream, request, stream_request
+
+TIERS = ("--device", "emulated", "--expert-cache-fraction", "0.25", "--max-sequences", "16")
+# Nothing fails, is slow or is unpinned in these runs, and nothing leaves the device; the rest has to move.
+UNMOVED = {"comoe_expert_copies_failed_total", "comoe_expert_slots_lost", "comoe_expert_copies_unpinned_total",
+           "comoe_slow_path_active", "comoe_expert_prefetch_cancelled_total",
+           "comoe_expert_transfer_inflight_bytes", "comoe_expert_prefetch_pending_bytes",
+           "comoe_expert_prefetch_bytes_total"}
+# Set at start, or full since the warm-up.
+CONSTANT = {"comoe_device_memory_bytes", "comoe_host_pinned_bytes", "comoe_expert_cache_capacity_bytes",
+            "comoe_expert_cache_bytes", "comoe_expert_cache_entries"}
+
+
+def documented_families():
+    text = (harness.ROOT / "docs/METRICS.md").read_text().partition("## Experts in tiers")[2]
+    return {name: kind for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE)}
+
+
+def family_sums(metrics):
+    sums = collections.Counter()
+    for series, value in metrics.items():
+        sums[series.partition("{")[0]] += value
+    return sums
+
+
+def prompts():
+    text = (harness.ROOT / "README.md").read_text().split()
+    return [" ".join(text[i * 9:i * 9 + 3 + i]) for i in range(16)]
+
+
+def generate_all(server):
+    """Texts of 16 concurrent streams, greedy and sampled with a seed in turn."""
+    def one(index):
+        sampling = {"temperature": 0.0} if index % 2 == 0 else {"temperature": 0.9, "seed": index}
+        call = server.inference.GenerateStream(
+            stream_request(prompts()[index], max_tokens=12 + index, sampling=sampling), timeout=CALL_TIMEOUT_S)
+        stream = Stream(call)
+        assert len(stream.finished) == 1, (stream.code, stream.details)
+        return stream.token_ids
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        return list(pool.map(one, range(16)))
+
+
+class OffloadTest(unittest.TestCase):
+    def test_the_same_tokens_as_on_the_cpu(self):
+        with Server("--max-sequences", "16") as server:
+            expected = generate_all(server)
+        settings = [("--policy", "naive"), ("--policy", "lru", "--tiers", "exclusive", "--pinned-bytes", "4MiB"),
+                    ("--policy", "simple", "--host-lane", "on", "--emulated-clock", "real")]
+        for setting in settings:
+            with self.subTest(setting=setting), Server(*TIERS, *setting) as server:
+                self.assertEqual(generate_all(server), expected)
+
+    def test_from_a_packed_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = ("--expert-file", os.path.join(folder, "experts"), "--pinned-bytes", "2MiB")
+            answers = []
+            for _ in range(2):  # it is made, and used again
+                with Server(*TIERS, *flags) as server:
+                    answers.append(server.inference.Generate(request(max_tokens=24, sampling={"temperature": 0.0}), timeout=CALL_TIMEOUT_S))
+                    text = server.log
+            self.assertIn("disk", text)
+            self.assertEqual(answers[0].choices[0].text, answers[1].choices[0].text)
+            with open(os.path.join(folder, "experts"), "r+b") as file:
+                file.seek(200000)
+                file.write(b"\xff" * 100)
+            with Server(*TIERS, *flags) as server:
+                again = server.inference.Generate(request(max_tokens=24, sampling={"temperature": 0.0}), timeout=CALL_TIMEOUT_S)
+                self.assertRegex(server.log, "packing all experts .* since")
+            self.assertEqual(again.choices[0].text, answers[0].choices[0].text)
+
+    def test_metrics_move_and_add_up(self):
+        with Server(*TIERS, "--policy", "simple", "--host-lane", "on", "--pinned-bytes",
+                    "4MiB") as server:
+            before = family_sums(server.metrics())
+            generate_all(server)
+            metrics = server.metrics()
+            after = family_sums(metrics)
+            families = documented_families()
+            self.assertGreater(len(families), 15)
+            for name, kind in families.items():
+                total = name + ("_count" if kind == "histogram" else "")
+                self.assertIn(total, after)
+                if name in CONSTANT:
+                    self.assertGreater(after[name], 0, name)
+                elif name not in UNMOVED:
+                    self.assertNotEqual(after[total], before[total], name)
+            exposed = {name for name in re.findall(r"^# TYPE (comoe_(?:expert|device|host|slow)\w+) ", server.scrape(),
+                                                   re.MULTILINE)}
+            self.assertEqual(exposed, set(families))
+            self.check_sums(metrics, after)
+            promtool = shutil.which("promtool") or shutil.which("promtool", path=str(harness.ROOT / "build/tools"))
+            if promtool is not None:
+                checked = subprocess.run([promtool, "check", "metrics"], input=server.scrape(), capture_output=True,
+                                         text=True, check=False)
+                ours = [line for line in (checked.stdout + checked.stderr).splitlines()
+                        if not line.startswith("exposer_")]
+                self.assertEqual(ours, [])
+
+    def check_sums(self, metrics, sums):
+        def lookups(tier, result):
+            return metrics[f'comoe_expert_lookups_total{{result="{result}",tier="{tier}"}}']
+        served = sums["comoe_expert_served_total"]
+        self.assertEqual(lookups("device", "hit") + lookups("device", "miss"), served)
+        self.assertEqual(lookups("pinned", "hit") + lookups("pinned", "miss"), lookups("device", "miss"))
+        self.assertEqual(lookups("host", "hit"), lookups("pinned", "miss"))
+        self.assertAlmostEqual(sums["comoe_device_seconds_total"], sums["comoe_device_wall_seconds_total"], delta=1e-6)
+        prefetched = metrics['comoe_expert_transfer_bytes_total{direction="h2d",reason="prefetch"}']
+        self.assertEqual(sums["comoe_expert_prefetch_bytes_total"] + sums["comoe_expert_prefetch_pending_bytes"],
+                         prefetched)
+        for tier in ("device", "pinned", "host"):
+            label = f'{{tier="{tier}"}}'
+            self.assertLessEqual(metrics["comoe_expert_cache_bytes" + label],
+                                 metrics["comoe_expert_cache_capacity_bytes" + label])
+        self.assertEqual(metrics['comoe_device_memory_bytes{pool="expert_cache"}'] +
+                         metrics['comoe_device_memory_bytes{pool="staging"}'],
+                         metrics['comoe_expert_cache_capacity_bytes{tier="device"}'])
+
+    def test_timeline(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "timeline.json")
+            done = harness.run_comoe("generate", "--model", str(harness.MODEL), "--device", "emulated", "--policy",
+                                     "simple", "--prompt", "Call me Ishmael.", "--max-tokens", "12", "--greedy",
+                                     "--timeline", path, "--timeline-steps", "8", "--quiet")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(path, encoding="utf-8") as file:
+                events = json.load(file)["traceEvents"]
+        lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        self.assertLessEqual({"steps", "compute", "copy-demand"}, lanes)
+        names = {event["name"] for event in events}
+        self.assertTrue(any(name.startswith("copy: demand L") for name in names), names)
+        self.assertTrue(any(name.startswith("wait: demand_copy") for name in names), names)
+        self.assertEqual(sum(event["name"].startswith("step ") for event in events), 8)
+
+
+if __name__ == "__main__":
+    unittest.main()
