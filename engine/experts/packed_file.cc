@@ -12,7 +12,6 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -334,10 +333,11 @@ absl::StatusOr<std::unique_ptr<PackedFile>> PackedFile::Open(const std::string& 
   if (fd < 0) {
     return ErrnoError("cannot open", path);
   }
-  absl::Cleanup close_fd = [fd] { ::close(fd); };
   checkpoint::ExpertIndex index = checkpoint::ExpertIndex::Make(source.config, source.dtype, kFileAlignment);
-  COMOE_RETURN_IF_ERROR(ReadHeader(fd, path, source, index));
-  std::move(close_fd).Cancel();
+  if (absl::Status status = ReadHeader(fd, path, source, index); !status.ok()) {
+    ::close(fd);
+    return status;
+  }
   const int direct_fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   const std::uint64_t header_bytes = HeaderBytes(index);
   std::unique_ptr<PackedFile> file(new PackedFile(path, fd, direct_fd, header_bytes, std::move(index)));
