@@ -156,6 +156,7 @@ absl::Status TieredExpertCache::Load(const TieredSource& source) {
     }
   }
   COMOE_RETURN_IF_ERROR(WarmDevice(device_order));
+  Scope scope(*transfers_);  // the notice of the last copy may be under way on another thread
   loaded_ = true;
   return absl::OkStatus();
 }

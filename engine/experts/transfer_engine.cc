@@ -84,6 +84,8 @@ TransferEngine::TransferEngine(device::Device& device, std::size_t blob_bytes, c
   seconds_per_blob_[base::CopyDirection::kDeviceToHost] = blob / options.initial_link_bytes_per_second;
   seconds_per_blob_[base::CopyDirection::kHostToHost] = blob / options.initial_host_bytes_per_second;
   seconds_per_blob_[base::CopyDirection::kDiskToHost] = blob / options.initial_disk_bytes_per_second;
+  measured_[base::CopyDirection::kHostToDevice] = measured_[base::CopyDirection::kDeviceToHost] =
+      measured_[base::CopyDirection::kHostToHost] = options.initial_rates_measured;
 }
 
 TransferEngine::~TransferEngine() {
@@ -395,6 +397,9 @@ void TransferEngine::AddTotals(api::OffloadTotals& totals) const {
       sum.bytes.values[r] += own.bytes.values[r];
     }
     sum.copies += own.copies;
+    if (measured_.values[d] && seconds_per_blob_.values[d] > 0.0) {
+      sum.bytes_per_second = static_cast<double>(blob_bytes_) / seconds_per_blob_.values[d];
+    }
     sum.seconds += own.seconds;
   }
   for (const std::unique_ptr<Record>& record : records_) {

@@ -85,10 +85,12 @@ struct TransferOptions {
   std::uint64_t max_guess_bytes_in_flight = std::uint64_t{64} << 20;
   int max_promotions_in_flight = 1;  // into page-locked memory
   int queue_capacity = 512;          // guesses
-  // Until copies were measured.
+  // Until copies of the engine's own were measured. `initial_rates_measured`: link and host were measured
+  // before.
   double initial_link_bytes_per_second = 12e9;
   double initial_host_bytes_per_second = 8e9;
   double initial_disk_bytes_per_second = 2e9;
+  bool initial_rates_measured = false;
   // A copy that takes longer counts as never ending.
   absl::Duration copy_limit = absl::Seconds(10);
 };

@@ -37,12 +37,12 @@ void* Allocate(std::size_t bytes) {
 // Sanitizers bring their own.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define COMOE_COUNTS_ALLOCATIONS 1
-void* operator new(std::size_t bytes) { return Allocate(bytes); }
-void* operator new[](std::size_t bytes) { return Allocate(bytes); }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete[](void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
-void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return Allocate(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return Allocate(bytes); }
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete[](void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete[](void* data, std::size_t) noexcept { std::free(data); }
 #endif
 
 namespace comoe {
