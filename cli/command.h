@@ -18,6 +18,7 @@ void AddInspectCommand(CLI::App& app, absl::Status& result);
 void AddVerifyCommand(CLI::App& app, absl::Status& result);
 void AddEvalCommand(CLI::App& app, absl::Status& result);
 void AddWidenCommand(CLI::App& app, absl::Status& result);
+void AddTraceCommand(CLI::App& app, absl::Status& result);
 void AddBenchCommand(CLI::App& app, absl::Status& result);
 
 }  // namespace comoe::cli

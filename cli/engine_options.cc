@@ -26,6 +26,7 @@
 #include "engine/kernels/emulated/emulated_kernels.h"
 #include "engine/kernels/kernel_table.h"
 #include "engine/model/workspace.h"
+#include "engine/runtime/lane_rates.h"
 #include "engine/runtime/moe_engine.h"
 #include "scheduler/routing/resident_director.h"
 #include "scheduler/routing/trace_recorder.h"
@@ -46,6 +47,13 @@ class Bundle final : public EngineBundle {
   const tokenizer::Tokenizer* tokenizer() const override { return tokenizer_.get(); }
   absl::string_view device_description() const override { return description_; }
   double load_seconds() const override { return load_seconds_; }
+  const api::StepCosts* step_costs() const override {
+    return hub_ == nullptr ? nullptr : &hub_->step_costs();
+  }
+  absl::Status SaveHubState() const override {
+    return hub_ == nullptr || hub_state_.empty() ? absl::OkStatus()
+                                                 : WriteHubState(hub_state_, model_hash_, *hub_);
+  }
   std::string tiers_description() const override { return tiers_ == nullptr ? "" : tiers_->DescribeTiers(); }
 
   // In the order of their dependence: destroyed last to first.
@@ -55,9 +63,26 @@ class Bundle final : public EngineBundle {
   std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
   std::unique_ptr<api::Engine> engine_;
   const experts::TieredExpertCache* tiers_ = nullptr;  // the engine's
+  routing::HubDirector* hub_ = nullptr;                // among the directors
+  std::string hub_state_;
+  std::uint64_t model_hash_ = 0;
   std::string description_;
   double load_seconds_ = 0.0;
 };
+
+// Host memory for weights: all of them once, and on an emulated device its slots and staging too. With a
+// packed file experts take what is page-locked.
+absl::StatusOr<std::uint64_t> HostBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan) {
+  if (options.device == "cpu") {
+    return plan.total_bytes;
+  }
+  COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
+  const std::int64_t device = budget.device_slots + budget.device_staging_slots;
+  const std::int64_t pinned = budget.pinned_slots + budget.pinned_staging_slots;
+  const std::int64_t host =
+      options.expert_file.empty() && budget.pinned_slots < plan.num_experts ? plan.num_experts : 0;
+  return plan.resident_bytes + static_cast<std::uint64_t>(device + pinned + host) * plan.expert_bytes;
+}
 
 // KV memory and weights must fit together, before anything is loaded.
 absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const CheckpointFolder& folder) {
@@ -66,9 +91,10 @@ absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const Ch
                          PlanMemory(options, folder.config, folder.tensors.expert_dtype));
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options, folder.config, plan, host));
   const std::uint64_t usable = UsableBytes(host);
-  if (plan.total_bytes > usable || kv_bytes > usable - plan.total_bytes) {
+  COMOE_ASSIGN_OR_RETURN(const std::uint64_t weights, HostBytes(options, plan));
+  if (weights > usable || kv_bytes > usable - weights) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("'", options.model, "' does not fit: weights take ", base::FormatBytes(plan.total_bytes),
+        absl::StrCat("'", options.model, "' does not fit: weights take ", base::FormatBytes(weights),
                      " and KV ", base::FormatBytes(kv_bytes), ", but only ", base::FormatBytes(usable),
                      " of ", base::FormatBytes(host.limit_bytes), " are free here (", host.source,
                      "): free memory, lower --kv-bytes, or serve a smaller model"));
@@ -128,9 +154,17 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
   const checkpoint::MemoryPlan plan =
       checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype, parts.kv_dtype);
   COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
-  COMOE_ASSIGN_OR_RETURN(std::unique_ptr<experts::TieredExpertCache> cache,
-                         experts::TieredExpertCache::Create(folder.config, folder.tensors.expert_dtype,
-                                                            TieredOptions(options, budget), *bundle.device_));
+  experts::TieredOptions tiers = TieredOptions(options, budget);
+  COMOE_ASSIGN_OR_RETURN(const runtime::CopyRates rates,
+                         runtime::MeasureCopies(*bundle.device_, plan.expert_bytes));
+  if (rates.host_to_device > 0.0 && rates.host_to_host > 0.0) {
+    tiers.transfers.initial_link_bytes_per_second = rates.host_to_device;
+    tiers.transfers.initial_host_bytes_per_second = rates.host_to_host;
+    tiers.transfers.initial_rates_measured = true;
+  }
+  COMOE_ASSIGN_OR_RETURN(
+      std::unique_ptr<experts::TieredExpertCache> cache,
+      experts::TieredExpertCache::Create(folder.config, folder.tensors.expert_dtype, tiers, *bundle.device_));
   // As reserved: pinned memory can have been refused.
   const routing::TierShape shape = ShapeOf(options, folder.config, *cache);
   if (options.make_director) {
@@ -143,7 +177,14 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
                  "hot ones: "
                  "give --hot-trace FILE");
     }
+    bundle.hub_ = policy.hub;
     bundle.director_ = std::move(policy.director);
+    if (bundle.hub_ != nullptr && !options.hub_state.empty()) {
+      bundle.hub_state_ = options.hub_state;
+      COMOE_ASSIGN_OR_RETURN(bundle.model_hash_, experts::ModelHash(*folder.source, folder.config,
+                                                                    checkpoint::WeightNames(folder.config)));
+      COMOE_RETURN_IF_ERROR(ReadHubState(options.hub_state, bundle.model_hash_, *bundle.hub_));
+    }
   }
   Progress progress(absl::StrCat("loading experts of ", folder.name), options.quiet);
   base::ThreadPool pool(base::UsableCores(), "comoe-load");
@@ -171,6 +212,9 @@ void WrapDirector(const EngineOptions& options, Bundle& bundle) {
         [observer = options.routing_observer](const api::RoutingObservation& seen,
                                               absl::Span<const routing::TraceRow>) { observer(seen); });
   }
+  if (options.wrap_director) {
+    bundle.director_ = options.wrap_director(std::move(bundle.director_));
+  }
   if (!options.timeline.empty()) {
     bundle.timeline_ = std::make_shared<Timeline>(options.timeline, options.timeline_steps, *bundle.device_);
     bundle.device_->SetTimeline(bundle.timeline_.get());
@@ -196,7 +240,7 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
   parts.max_rows = options.max_batch_tokens;
   parts.max_sequences = options.max_sequences;
   parts.kv_bytes = kv_bytes;
-  parts.metrics = options.metrics;
+  parts.metrics = options.device == "cpu" ? nullptr : options.metrics;  // where experts never move
   bundle.description_ =
       absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name, ", policy ",
                    bundle.director_->policy(), ", KV ", tensor::DTypeName(parts.kv_dtype));
@@ -248,10 +292,10 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
                  "cpu, or emulated: a simulated accelerator, for tests and studies")
       ->check(CLI::IsMember({"cpu", "emulated", "cuda"}))
       ->capture_default_str();
-  app.add_option(
-      "--policy", options.policy,
-      "how experts are placed and moved: naive, static, lru, simple, resident (default: resident on the cpu, "
-      "else simple)");
+  app.add_option("--policy", options.policy,
+                 "how experts are placed and moved: naive, static, lru, simple, hub, resident (default: "
+                 "resident on the cpu, "
+                 "else simple)");
   app.add_option("--threads", options.threads, "compute threads, 0 for all that affinity and cgroup allow")
       ->capture_default_str();
   app.add_option("--kernels", options.kernels, "best for this processor, or the reference loops")
@@ -274,6 +318,13 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
       ->capture_default_str();
   app.add_option("--expert-file", options.expert_file,
                  "packed file for the experts that host memory has no room for; made when it is not there");
+  app.add_option("--hub-mode", options.hub_mode,
+                 "policy hub: latency prefetches more, throughput only the near certain")
+      ->check(CLI::IsMember({"latency", "throughput"}))
+      ->capture_default_str();
+  app.add_option("--hub", options.hub_set, "policy hub: NAME=VALUE,...; docs/TUNING.md lists the names");
+  app.add_option("--hub-state", options.hub_state,
+                 "policy hub: what it has learnt is kept in this file from run to run");
   app.add_option("--hot-trace", options.hot_trace,
                  "routing trace (.npz) that says which experts are hot (default: the model's own)");
   app.add_option("--emulated", options.emulated,
@@ -300,9 +351,10 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
 void AddKvFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--kv-bytes", options.kv_bytes,
                  "memory for keys and values, like 2GiB (default: a whole context for each sequence)");
-  app.add_option("--kv-dtype", options.kv_dtype,
-                 "how keys and values are stored: f32, or f16 in half the memory and not exact")
-      ->check(CLI::IsMember({"f32", "f16"}))
+  app.add_option(
+         "--kv-dtype", options.kv_dtype,
+         "how keys and values are stored: f32, or, not exact, f16 in half the memory, q8 (bytes) in 0.28")
+      ->check(CLI::IsMember({"f32", "f16", "q8"}))
       ->capture_default_str();
 }
 
@@ -313,7 +365,11 @@ absl::StatusOr<tensor::DType> KvDType(const EngineOptions& options) {
   if (options.kv_dtype == "f16") {
     return tensor::DType::kF16;
   }
-  return absl::InvalidArgumentError(absl::StrCat("--kv-dtype is ", options.kv_dtype, ": it is f32 or f16"));
+  if (options.kv_dtype == "q8") {
+    return tensor::DType::kQ8;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--kv-dtype is ", options.kv_dtype, ": it is f32, f16 or q8"));
 }
 
 absl::StatusOr<checkpoint::MemoryPlan> PlanMemory(const EngineOptions& options,

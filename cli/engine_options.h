@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "engine/api/engine.h"
 #include "engine/api/expert_director.h"
+#include "engine/api/step_costs.h"
 #include "engine/base/host.h"
 #include "engine/base/metrics_sink.h"
 #include "engine/checkpoint/memory_plan.h"
@@ -33,13 +34,16 @@ struct EngineOptions {
   std::string policy;                      // "": resident on the cpu, else simple
   int threads = 0;                         // 0: as many as affinity and cgroup allow
   std::string kv_bytes;                    // "": from context and sequences
-  std::string kv_dtype = "f32";            // f32 | f16
+  std::string kv_dtype = "f32";            // f32 | f16 | q8
   std::string expert_cache_bytes;          // "": not set
   std::string pinned_bytes;                // "": not set
   double expert_cache_fraction = -1.0;     // < 0: not set
   std::string host_lane;                   // "", on, off
   std::string tiers = "inclusive";         // inclusive | exclusive
   std::string expert_file;                 // "": experts that are not pinned lie in memory, not on disk
+  std::string hub_mode = "latency";        // latency | throughput
+  std::string hub_set;                     // "name=value,...": single parameters of the hub
+  std::string hub_state;                   // "": what the hub learns is forgotten
   std::string hot_trace;                   // routing_trace.npz: what `static` keeps
   std::string emulated = "pcie4x16";       // rates of the emulated accelerator
   std::string emulated_clock = "virtual";  // virtual | real
@@ -53,6 +57,8 @@ struct EngineOptions {
 
   // Not flags. Hears every layer's routing on the engine thread.
   std::function<void(const api::RoutingObservation&)> routing_observer;
+  // Puts a director around the policy's, which decides: for recording.
+  std::function<std::unique_ptr<api::ExpertDirector>(std::unique_ptr<api::ExpertDirector>)> wrap_director;
   base::MetricsSink* metrics = nullptr;  // outlives the engine
   // Studies on the emulated accelerator: a copy takes as long as `copy_computes` experts on the device (0: by
   // the preset's rates), an expert on the host as `host_computes`, any other kernel as `dense_computes`.
@@ -96,6 +102,10 @@ class EngineBundle {
   virtual absl::string_view device_description() const = 0;
   // A line for each tier of experts; "" where there are none.
   virtual std::string tiers_description() const = 0;
+  // What the hub knows for the composer; nullptr under other policies. Lives as long as the bundle.
+  virtual const api::StepCosts* step_costs() const = 0;
+  // Writes --hub-state, if there is one, whole or not at all. When no step runs any more.
+  virtual absl::Status SaveHubState() const = 0;
   virtual double load_seconds() const = 0;
 };
 

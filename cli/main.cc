@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   comoe::cli::AddVerifyCommand(app, result);
   comoe::cli::AddEvalCommand(app, result);
   comoe::cli::AddWidenCommand(app, result);
+  comoe::cli::AddTraceCommand(app, result);
   comoe::cli::AddBenchCommand(app, result);
   comoe::cli::AddHealthCommand(app, result);
   constexpr int kUsageError = 2;

@@ -10,6 +10,8 @@
 #include "cli/checkpoint_folder.h"
 #include "cli/routing_trace.h"
 #include "engine/base/bytes.h"
+#include "engine/base/log.h"
+#include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/thread_pool.h"
 #include "engine/device/emulated/emulated_device.h"
@@ -22,6 +24,8 @@ constexpr double kDefaultCacheShare = 0.25;
 // this one; more than a few hide nothing.
 constexpr std::int64_t kSlotsPerStaging = 8;
 constexpr std::int64_t kMaxStaging = 4;
+
+constexpr std::uint64_t kStateLimitBytes = std::uint64_t{1} << 30;
 
 // Rates of a study: an expert's copy takes as long as `copy_computes` of its computations on the device.
 device::EmulatedRates StudyRates(const EngineOptions& options, device::EmulatedRates rates,
@@ -108,10 +112,31 @@ absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t 
   return budget;
 }
 
+absl::Status ReadHubState(const std::string& path, std::uint64_t model_hash, routing::HubDirector& hub) {
+  if (!IsThere(path)) {
+    base::Logf(base::LogLevel::kInfo, "hub", "%s is not there yet: the hub starts cold", path);
+    return absl::OkStatus();
+  }
+  COMOE_ASSIGN_OR_RETURN(const std::string bytes, base::ReadFile(path, kStateLimitBytes));
+  return base::Annotate(
+      hub.LoadState(model_hash, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}), path);
+}
+
+absl::Status WriteHubState(const std::string& path, std::uint64_t model_hash, routing::HubDirector& hub) {
+  const std::vector<std::uint8_t> state = hub.SaveState(model_hash);
+  return base::WriteFileAtomically(path, {reinterpret_cast<const char*>(state.data()), state.size()});
+}
+
 absl::StatusOr<routing::Policy> MakeOffloadPolicy(const EngineOptions& options, const api::ModelInfo& info,
                                                   const routing::TierShape& shape) {
   routing::PolicyOptions policy;
   policy.host_lane = options.host_lane == "on";
+  policy.expert_bytes = info.expert_bytes;
+  COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
+  policy.hub = routing::ModeParameters(mode);
+  if (!options.hub_set.empty()) {
+    COMOE_RETURN_IF_ERROR(routing::SetHubParameters(options.hub_set, &policy.hub));
+  }
   std::string trace = options.hot_trace;
   if (trace.empty() && options.policy == "static" && IsThere(options.model + "/routing_trace.npz")) {
     trace = options.model + "/routing_trace.npz";

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +30,11 @@ struct TierBudget {
 };
 absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t num_experts,
                                      std::uint64_t blob_bytes);
+
+// The hub's memory. A file that is not there yet is a cold start; one of another model or damaged is an
+// error.
+absl::Status ReadHubState(const std::string& path, std::uint64_t model_hash, routing::HubDirector& hub);
+absl::Status WriteHubState(const std::string& path, std::uint64_t model_hash, routing::HubDirector& hub);
 
 absl::StatusOr<routing::Policy> MakeOffloadPolicy(const EngineOptions& options, const api::ModelInfo& info,
                                                   const routing::TierShape& shape);

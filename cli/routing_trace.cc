@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/json_file.h"
 #include "engine/base/status_macros.h"
+#include "scheduler/routing/trace_file.h"
 
 namespace comoe::cli {
 namespace {
@@ -51,6 +52,19 @@ std::vector<std::vector<double>> CountExperts(const RoutingTrace& trace, std::in
 absl::StatusOr<std::vector<std::vector<base::TokenId>>> ReadForcedIds(const std::string& path,
                                                                       std::int32_t vocab_size) {
   std::vector<std::vector<base::TokenId>> texts;
+  if (routing::LooksLikeTrace(path)) {
+    COMOE_ASSIGN_OR_RETURN(routing::Trace trace, routing::ReadTrace(path));
+    for (routing::TraceSequence& sequence : trace.sequences) {
+      for (const base::TokenId id : sequence.tokens) {
+        if (id >= vocab_size) {
+          return absl::InvalidArgumentError(absl::StrCat(path, ": token ", id, " of sequence ", sequence.id,
+                                                         ", of a vocabulary of ", vocab_size));
+        }
+      }
+      texts.push_back(std::move(sequence.tokens));
+    }
+    return texts;
+  }
   if (!absl::EndsWith(path, ".npz")) {
     COMOE_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(path));
     if (!document.is_object() || !document.contains("ids") || !document["ids"].is_array()) {

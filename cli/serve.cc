@@ -167,6 +167,7 @@ absl::Status LoadAndServe(const ServeOptions& options, Service* service) {
   // From here on the engine belongs to the scheduler's thread.
   batching::SchedulerOptions scheduler = options.server.scheduler;
   scheduler.told = service->server->GatherWakes();
+  scheduler.costs = service->engine->step_costs();
   service->scheduler = batching::MakeScheduler(engine, scheduler, service->metrics);
   backend.scheduler = service->scheduler.get();
   service->model = backend.model.name;
@@ -273,6 +274,10 @@ absl::Status Serve(ServeOptions options) {
   }
   Drain(absl::Seconds(options.drain_delay_s), drain.timeout(), *signals, *service.server);
   service.server.reset();
+  service.scheduler.reset();  // no step runs from here on
+  if (const absl::Status saved = service.engine->SaveHubState(); !saved.ok()) {
+    base::Logf(base::LogLevel::kError, "serve", "what the hub has learnt is lost: %s", saved.message());
+  }
   base::Log(base::LogLevel::kInfo, "serve", "stopped");
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
+#include "server/engine_thread.h"
 #include "server/messages.h"
 #include "server/request_metrics.h"
 #include "server/status_conversion.h"
@@ -19,6 +20,7 @@ inline void FinishCall(grpc::CallbackServerContext* context, grpc::ServerUnaryRe
   terminal.code = status.code();
   terminal.elapsed = MonotonicNow() - arrival;
   metrics.RecordTerminal(terminal);
+  EngineThread::CheckNotCurrent();
   AddTrailers(status, context);
   reactor->Finish(ToGrpcStatus(status));
 }

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "engine/base/status_macros.h"
 #include "grpcpp/support/server_callback.h"
+#include "server/engine_thread.h"
 #include "server/error_details.h"
 #include "server/immediate_call.h"
 #include "server/messages.h"
@@ -54,16 +55,24 @@ class StreamReactor final : public grpc::ServerWriteReactor<v1::GenerateStreamRe
     delete this;
   }
 
-  void Write(const v1::GenerateStreamResponse& message) override { StartWrite(&message); }
+  void Write(const v1::GenerateStreamResponse& message) override {
+    EngineThread::CheckNotCurrent();
+    StartWrite(&message);
+  }
   void WriteAndFinish(const v1::GenerateStreamResponse& message, const absl::Status& status) override {
+    EngineThread::CheckNotCurrent();
     AddTrailers(status, &context_);
     StartWriteAndFinish(&message, grpc::WriteOptions(), ToGrpcStatus(status));
   }
   void Finish(const absl::Status& status) override {
+    EngineThread::CheckNotCurrent();
     AddTrailers(status, &context_);
     grpc::ServerWriteReactor<v1::GenerateStreamResponse>::Finish(ToGrpcStatus(status));
   }
-  void Abandon() override { context_.TryCancel(); }  // may run OnDone, and with it the end of this
+  void Abandon() override {
+    EngineThread::CheckNotCurrent();
+    context_.TryCancel();  // may run OnDone, and with it the end of this
+  }
   std::string peer() const override { return context_.peer(); }
 
  private:
@@ -93,10 +102,14 @@ class UnaryReactor final : public grpc::ServerUnaryReactor, public UnaryTranspor
 
   v1::GenerateResponse& response() override { return response_; }
   void Finish(const absl::Status& status) override {
+    EngineThread::CheckNotCurrent();
     AddTrailers(status, &context_);
     grpc::ServerUnaryReactor::Finish(ToGrpcStatus(status));
   }
-  void Abandon() override { context_.TryCancel(); }  // may run OnDone, and with it the end of this
+  void Abandon() override {
+    EngineThread::CheckNotCurrent();
+    context_.TryCancel();  // may run OnDone, and with it the end of this
+  }
   std::string peer() const override { return context_.peer(); }
 
  private:
@@ -157,6 +170,7 @@ grpc::ServerUnaryReactor* InferenceService::OnWorker(grpc::CallbackServerContext
     terminal.elapsed = MonotonicNow() - arrival;
     services_.metrics.RecordTerminal(terminal);
     AddTrailers(status, context);
+    EngineThread::CheckNotCurrent();
     reactor->Finish(ToGrpcStatus(status));  // last: request and response are gone after it
   };
   // Nobody waits for the answer of who has left.

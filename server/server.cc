@@ -19,6 +19,7 @@
 #include "grpcpp/impl/server_builder_option.h"
 #include "server/admin_service.h"
 #include "server/connection_gate.h"
+#include "server/engine_thread.h"
 #include "server/engine_watch.h"
 #include "server/generation.h"
 #include "server/health.h"
@@ -278,7 +279,10 @@ absl::Status Server::ListenForAdmin() {
 
 std::function<void()> Server::GatherWakes() {
   parts_->gathers_wakes.store(true, std::memory_order_release);
-  return [output = &parts_->output] { output->Flush(); };
+  return [output = &parts_->output] {
+    EngineThread::Mark();
+    output->Flush();
+  };
 }
 
 absl::Status Server::WarmUp(const Backend& backend) {

@@ -112,6 +112,12 @@ class ExpertDirector {
   virtual void OnVacated(base::Tier /*tier*/, std::int32_t /*slot*/, base::ExpertKey /*key*/,
                          bool /*usable*/) {}
   virtual void EndStep() = 0;
+
+  // Between steps. A request waits whose first chunk will begin with these tokens.
+  virtual void HintPrompt(absl::Span<const base::TokenId> /*tokens*/) {}
+  // How long the step that ended last took on the device's clock, and how much of that it waited for experts:
+  // for copies and for the host lane.
+  virtual void ObserveStepTime(double /*seconds*/, double /*stall_seconds*/) {}
 };
 
 }  // namespace comoe::api

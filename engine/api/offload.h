@@ -23,6 +23,7 @@ struct CopyTotals {
   base::PerKind<std::uint64_t, base::kNumCopyReasons> bytes;  // of copies that ended well
   std::uint64_t copies = 0;
   double seconds = 0.0;  // sum over copies, from when each could start to its end:bytes / seconds is the rate
+  double bytes_per_second = 0.0;     // of a blob alone, as measured of late; 0: never
   std::uint64_t inflight_bytes = 0;  // of copies that have not ended
 };
 

@@ -157,8 +157,8 @@ class Stream {
   virtual absl::StatusOr<Event> Record() = 0;
   // Work queued after this waits for `event`, which may belong to another stream, along the named edge. Does
   // not block the caller, or (where kernels run on the caller) for `limit` at most. The error of what failed,
-  // where that is known already: the stream goes on without it. DEADLINE_EXCEEDED: it has not happened within
-  // `limit`.
+  // where that is known already: the stream goes on without it; where it is known later only, the next event
+  // recorded on this stream fails. DEADLINE_EXCEEDED: it has not happened within `limit`.
   virtual absl::Status Wait(const Event& event, base::WaitEdge edge,
                             absl::Duration limit = absl::InfiniteDuration()) = 0;
   // Blocks the caller until all queued work is done, and reports its first error.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "engine/base/status_macros.h"
@@ -42,7 +43,35 @@ absl::StatusOr<device::Buffer> ZeroBlob(device::Device& device, device::MemoryKi
   return blob;
 }
 
+absl::StatusOr<double> BytesPerSecond(device::Device& device, device::StreamKind kind, std::byte* target,
+                                      const std::byte* source, std::size_t bytes) {
+  COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<device::Stream> stream, device.CreateStream("measure", kind));
+  COMOE_ASSIGN_OR_RETURN(const double seconds,
+                         Seconds(*stream, [&] { return stream->CopyAsync(target, source, bytes); }));
+  return seconds > 0.0 ? static_cast<double>(bytes) / seconds : 0.0;
+}
+
 }  // namespace
+
+absl::StatusOr<CopyRates> MeasureCopies(device::Device& device, std::size_t blob_bytes) {
+  CopyRates rates;
+  COMOE_ASSIGN_OR_RETURN(const device::Buffer on_device,
+                         ZeroBlob(device, device::MemoryKind::kDevice, blob_bytes));
+  COMOE_ASSIGN_OR_RETURN(const device::Buffer host, ZeroBlob(device, device::MemoryKind::kHost, blob_bytes));
+  // Where nothing can be page-locked, copies are pageable: that is then their rate.
+  absl::StatusOr<device::Buffer> pinned = ZeroBlob(device, device::MemoryKind::kPinned, blob_bytes);
+  std::byte* const near = pinned.ok() ? pinned->data() : host.data();
+  using device::StreamKind;
+  COMOE_ASSIGN_OR_RETURN(rates.host_to_device,
+                         BytesPerSecond(device, StreamKind::kCopy, on_device.data(), near, blob_bytes));
+  COMOE_ASSIGN_OR_RETURN(rates.device_to_host,
+                         BytesPerSecond(device, StreamKind::kCopy, near, on_device.data(), blob_bytes));
+  if (pinned.ok()) {
+    COMOE_ASSIGN_OR_RETURN(rates.host_to_host,
+                           BytesPerSecond(device, StreamKind::kHost, near, host.data(), blob_bytes));
+  }
+  return rates;
+}
 
 absl::StatusOr<api::LaneState> MeasureLanes(const tensor::BlobLayout& layout,
                                             const kernels::KernelTable& kernels, model::Workspace& work,

@@ -1,6 +1,8 @@
 // How long an expert takes on each lane, measured once at start: what decisions begin with.
 #pragma once
 
+#include <cstddef>
+
 #include "absl/status/statusor.h"
 #include "engine/api/expert_director.h"
 #include "engine/checkpoint/model_config.h"
@@ -18,5 +20,14 @@ absl::StatusOr<api::LaneState> MeasureLanes(const tensor::BlobLayout& layout,
                                             const kernels::KernelTable& kernels, model::Workspace& work,
                                             device::Stream& compute, model::HostLane* host_lane,
                                             device::Device& device);
+
+// Bytes a second of one blob's copy alone, page-locked where it crosses the link; 0 where events carry no
+// time.
+struct CopyRates {
+  double host_to_device = 0.0;
+  double device_to_host = 0.0;
+  double host_to_host = 0.0;
+};
+absl::StatusOr<CopyRates> MeasureCopies(device::Device& device, std::size_t blob_bytes);
 
 }  // namespace comoe::runtime

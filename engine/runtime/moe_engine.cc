@@ -118,6 +118,7 @@ class MoeEngine final : public api::Engine {
     COMOE_DCHECK(parts_.experts->leased() == 0, "no lease outlives its step");
     ledger_.EndStep(PhaseOf(plan), work_.serving, *parts_.experts);
     COMOE_RETURN_IF_ERROR(status);
+    parts_.director->ObserveStepTime(ledger_.step_seconds(), ledger_.step_stall_seconds());
     if (work_.any_row_failed) {
       FailSpans(plan, result);
     }

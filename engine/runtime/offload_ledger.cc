@@ -24,6 +24,8 @@ void OffloadLedger::EndStep(Phase phase, model::ServingScratch& serving, experts
     steps_.stalled.values[i] += seconds;
     stalled += seconds;
   }
+  step_seconds_ = wall;
+  step_stall_seconds_ = stalled;
   steps_.wall += wall;
   steps_.compute += compute;
   steps_.other += wall - compute - stalled;

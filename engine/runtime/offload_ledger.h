@@ -27,6 +27,9 @@ class OffloadLedger {
   const api::OffloadTotals& totals() const { return totals_; }
   // Of the last step's wall time on the real clock.
   absl::Duration last_stall() const { return last_stall_; }
+  // Of the last step, seconds on the device's clock.
+  double step_seconds() const { return step_seconds_; }
+  double step_stall_seconds() const { return step_stall_seconds_; }
 
  private:
   device::Device& device_;
@@ -36,6 +39,8 @@ class OffloadLedger {
   api::OffloadTotals steps_;   // what is summed here
   api::OffloadTotals totals_;  // and what the cache adds
   absl::Duration last_stall_ = absl::ZeroDuration();
+  double step_seconds_ = 0.0;
+  double step_stall_seconds_ = 0.0;
 };
 
 }  // namespace comoe::runtime

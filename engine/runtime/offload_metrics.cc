@@ -77,6 +77,9 @@ void OffloadMetrics::AttachCopies(base::MetricsSink& sink) {
     }
     family.inflight =
         &sink.AddGauge("expert_transfer_inflight_bytes", "Bytes of copies that have not ended.", labels);
+    family.rate =
+        &sink.AddGauge("expert_copy_rate_bytes_per_second",
+                       "Rate of an expert's copy alone, as measured of late; 0 where none was.", labels);
     family.busy.Attach(sink.AddCounter("expert_copy_busy_seconds_total",
                                        "Seconds with at least one copy under way.", labels));
     family.overlapped.Attach(sink.AddCounter("expert_copy_overlapped_seconds_total",
@@ -146,6 +149,7 @@ void OffloadMetrics::Update(const api::OffloadTotals& totals) {
     for (std::size_t r = 0; r < base::kNumCopyReasons; ++r) {
       family.bytes.values[r].MoveTo(static_cast<double>(sums.bytes.values[r]));
     }
+    family.rate->Set(sums.bytes_per_second);
     family.inflight->Set(static_cast<double>(sums.inflight_bytes));
     family.busy.MoveTo(totals.copy_busy.values[d]);
     family.overlapped.MoveTo(totals.copy_overlapped.values[d]);

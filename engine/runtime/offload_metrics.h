@@ -42,6 +42,7 @@ class OffloadMetrics {
     base::PerKind<Sum, base::kNumCopyReasons> bytes;
     base::PerKind<base::Histogram*, base::kNumCopyReasons> seconds;
     base::Gauge* inflight = nullptr;
+    base::Gauge* rate = nullptr;
     Sum busy, overlapped;
   };
 

@@ -10,7 +10,8 @@
 
 namespace comoe::tensor {
 
-// kQ8: integers with a scale for each group of them, which kv_layout.h defines; keys and values only, no weights.
+// kQ8: integers with a scale for each group of them, which kv_layout.h defines; keys and values only, no
+// weights.
 enum class DType { kF32, kBf16, kF16, kQ8 };
 
 absl::string_view DTypeName(DType dtype);  // "F32", "BF16", "F16": safetensors' spelling; "Q8"

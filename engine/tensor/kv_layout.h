@@ -1,14 +1,19 @@
 // The one definition of how keys and values of one decoder layer lie in memory.
 //
-// Positions are kept in blocks of kKvBlockTokens. A block holds, for each KV head, its keys transposed
-// [P, 16] (so that the scores of 16 positions are one vector) and its values [16, P]: float32, binary16, or
-// signed bytes. Bytes are followed by float32 scales [groups, 16], one for each group of kKvGroupDims
-// dimensions (the last may be smaller) of a position, so that the scales of 16 positions are one vector, too:
+// Positions are kept in blocks of kKvBlockTokens. A block holds, for each KV head, its keys transposed, so
+// that the scores of 16 positions are one vector, and its values:
 //
-//   block b: | head 0: keys [P, 16] (scales [groups, 16]) values [16, P] (scales [groups, 16]) | head 1: ... |
+//   block b: | head 0: keys, values | head 1: ... |
 //
-// Kernels are written once over the stored type: float, the bits of a binary16, or a byte that a scale
-// belongs to.
+// Floats, float32 or binary16:  keys [P, 16]         values [16, P]
+// kQ8, signed bytes:            keys [P/2, 16, 2]    values [8, P, 2]
+//                               scales [groups, 16]  scales [groups, 16]   (behind the keys, or values)
+//
+// Bytes lie in pairs of dimensions (keys) or positions (values), because processors multiply and add integers
+// in pairs; an odd P is rounded up, and the holes may hold anything. A position's number is the byte times
+// the float32 scale of its group of kKvGroupDims dimensions (the last may be smaller).
+//
+// Kernels are written once over the stored type: float, the bits of a binary16, or such a byte.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +38,18 @@ struct KvLayout {
   std::int64_t head_dim = 0;  // P
   DType dtype = DType::kF32;  // or kF16, kQ8
 
-  constexpr std::int64_t key_elements() const { return head_dim * kKvBlockTokens; }
+  constexpr std::int64_t stored_dim() const {
+    return dtype == DType::kQ8 ? (head_dim + 1) / 2 * 2 : head_dim;
+  }
+  constexpr std::int64_t key_elements() const { return stored_dim() * kKvBlockTokens; }
   constexpr std::int64_t block_elements() const { return 2 * kv_heads * key_elements(); }
+  // Where number p of the position in slot `slot` lies.
+  constexpr std::int64_t key_at(std::int64_t p, std::int64_t slot) const {
+    return dtype == DType::kQ8 ? (p / 2 * kKvBlockTokens + slot) * 2 + p % 2 : p * kKvBlockTokens + slot;
+  }
+  constexpr std::int64_t value_at(std::int64_t p, std::int64_t slot) const {
+    return dtype == DType::kQ8 ? (slot / 2 * stored_dim() + p) * 2 + slot % 2 : slot * head_dim + p;
+  }
   constexpr std::int64_t groups() const { return (head_dim + kKvGroupDims - 1) / kKvGroupDims; }
   // Of the keys, or the values, of one head of a block.
   constexpr std::size_t scale_bytes() const {
@@ -67,7 +82,7 @@ struct KvView {
   T* values(base::BlockId id, std::int64_t head) const {
     return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(keys<T>(id, head)) + layout.piece_bytes());
   }
-  // [groups, 16], of the keys, or values, that `piece` points to.
+  // [groups, 16] of kQ8, of the keys, or values, that `piece` points to.
   float* scales(std::int8_t* piece) const { return reinterpret_cast<float*>(piece + layout.key_elements()); }
 };
 
@@ -78,10 +93,10 @@ inline void StoreKv(float value, std::uint16_t* to) { *to = FloatToFiniteF16(val
 inline float LoadKv(const float* from) { return *from; }
 inline float LoadKv(const std::uint16_t* from) { return F16ToFloat(*from); }
 
-// Turns the n <= kKvGroupDims numbers of a group into integers of [-127, 127] and returns their scale: number i
-// is to[i] times that, rounded to nearest even. Numbers beyond the largest finite half count as that, as they
-// do in binary16; a NaN makes the scale NaN, and so the whole group. Groups below 1e-30 are zeros. No branch
-// or call within the loops, so that they are made of vectors.
+// Turns the n <= kKvGroupDims numbers of a group into integers of [-127, 127] and returns their scale: number
+// i is to[i] times that, rounded to nearest even. Numbers beyond the largest finite half count as that, as
+// they do in binary16; a NaN makes the scale NaN, and so the whole group. Groups below 1e-30 are zeros. No
+// branch or call within the loops, so that they are made of vectors.
 inline float QuantizeKvGroup(const float* from, std::int64_t n, std::int8_t* to) {
   constexpr float kLargest = 65504.0F;
   constexpr float kSmallest = 1e-30F;  // 127 / it is finite, and so are all scales that matter

@@ -43,6 +43,19 @@ void DecayedCounts::Forecast(std::int32_t layer, absl::Span<float> probabilities
   }
 }
 
+void DecayedCounts::Restore(absl::Span<const float> step_uses) {
+  for (std::size_t l = 0; l < layers_.size(); ++l) {
+    Layer& state = layers_[l];
+    state.unit = 1.0;
+    double sum = 0.0;
+    for (std::size_t i = l * num_experts_; i < (l + 1) * num_experts_; ++i) {
+      step_uses_[i] = row_uses_[i] = static_cast<double>(step_uses[i]);
+      sum += step_uses_[i];
+    }
+    state.rows = sum / static_cast<double>(experts_per_token_);
+  }
+}
+
 void DecayedCounts::Rescale(std::size_t layer) {
   Layer& state = layers_[layer];
   for (std::size_t i = layer * num_experts_; i < (layer + 1) * num_experts_; ++i) {

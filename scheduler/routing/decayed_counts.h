@@ -22,6 +22,9 @@ class DecayedCounts final : public Predictor {
   // Decayed count of rows that used the expert over decayed count of rows.
   void Forecast(std::int32_t layer, absl::Span<float> probabilities) const override;
 
+  // Sets what StepUses says, [num_layers, num_experts], and with it the forecasts.
+  void Restore(absl::Span<const float> step_uses);
+
   // Decayed number of steps in which any row used the expert: at most 1 / (1 - decay).
   double StepUses(base::ExpertKey key) const {
     return step_uses_[static_cast<std::size_t>(key.layer) * num_experts_ +

@@ -36,8 +36,8 @@ class InlineForecaster final : public DemandForecaster {
     return demand_;
   }
   void Hint(absl::Span<const base::TokenId> tokens) override {
-    hint_.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(
-                                                      std::min<std::size_t>(tokens.size(), kMaxForecastRows)));
+    hint_.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(
+                                                      tokens.size(), kMaxForecastRows)));
     std::fill(hinted_.begin(), hinted_.end(), std::uint8_t{1});
   }
   const Demand* TakeHint(std::int32_t layer) override {

@@ -2,20 +2,22 @@
 // vector registers. The same bits on every machine that does not contract multiplications and additions.
 #pragma once
 
-#include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <cstring>
 
 namespace comoe::routing {
 
+// By value, unlike std::clamp, so that a loop has no branch. NaN becomes `low`.
+inline float CutTo(float x, float low, float high) {
+  const float above = x > low ? x : low;
+  return above < high ? above : high;
+}
+
 // Natural logarithm of x in (0, 1e30]: exponent, and a polynomial for the mantissa. Error below 1e-3.
 inline float FastLog(float x) {
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, &x, sizeof bits);
-  const auto exponent = static_cast<float>(static_cast<std::int32_t>(bits >> 23) - 127);
-  bits = (bits & 0x007fffffU) | 0x3f800000U;
-  float m = 0.0F;
-  std::memcpy(&m, &bits, sizeof m);
+  const auto bits = std::bit_cast<std::int32_t>(x);
+  const auto exponent = static_cast<float>((bits >> 23) - 127);
+  const auto m = std::bit_cast<float>((bits & 0x007fffff) | 0x3f800000);
   // Least squares of log2 on [1, 2).
   const float log2 =
       -2.49676733F + m * (4.02835717F + m * (-2.08104649F + m * (0.62881057F + m * -0.07914967F)));
@@ -24,12 +26,10 @@ inline float FastLog(float x) {
 
 // e^x, x cut to [-80, 80]. Relative error below 2e-3.
 inline float FastExp(float x) {
-  const float y = std::min(80.0F, std::max(-80.0F, x)) * 1.44269504F + 127.0F;
+  const float y = CutTo(x, -80.0F, 80.0F) * 1.44269504F + 127.0F;
   const auto whole = static_cast<std::int32_t>(y);  // y > 0
   const float part = y - static_cast<float>(whole);
-  const std::uint32_t bits = static_cast<std::uint32_t>(whole) << 23;
-  float power = 0.0F;
-  std::memcpy(&power, &bits, sizeof power);
+  const auto power = std::bit_cast<float>(whole << 23);
   return power * (1.0F + part * (0.69503605F + part * (0.22830876F + part * 0.07665519F)));
 }
 
@@ -37,7 +37,7 @@ inline float FastSigmoid(float z) { return 1.0F / (1.0F + FastExp(-z)); }
 
 // log(p / (1 - p)), p cut to [floor, 1 - floor].
 inline float FastLogit(float p, float floor = 1e-3F) {
-  const float q = std::min(1.0F - floor, std::max(floor, p));
+  const float q = CutTo(p, floor, 1.0F - floor);
   return FastLog(q / (1.0F - q));
 }
 

@@ -13,6 +13,8 @@ namespace {
 constexpr float kRange = 5.0F;
 // A curve is drawn anew after each of the first lessons, then after every sixteenth.
 constexpr std::uint32_t kFirstLessons = 16;
+// Rows that a lesson takes into account; which ones rotates.
+constexpr std::size_t kRowsPerLesson = 4;
 constexpr float kMostTrials = 1e6F;
 // What is believed before anything was seen: a logistic curve of the margin, worth so many trials a bin.
 constexpr float kPriorSlope = 1.5F;
@@ -35,7 +37,8 @@ GateLookahead::GateLookahead(const TierShape& shape)
   }
   for (Curve& curve : curves_) {
     for (std::int32_t bin = 0; bin < kBins; ++bin) {
-      const float margin = kRange * (2.0F * (static_cast<float>(bin) + 0.5F) / static_cast<float>(kBins) - 1.0F);
+      const float margin =
+          kRange * (2.0F * (static_cast<float>(bin) + 0.5F) / static_cast<float>(kBins) - 1.0F);
       curve.trials[static_cast<std::size_t>(bin)] = kPriorTrials;
       curve.hits[static_cast<std::size_t>(bin)] = kPriorTrials * FastSigmoid(kPriorSlope * margin);
     }
@@ -91,7 +94,7 @@ void GateLookahead::ObserveLookahead(std::int32_t layer, std::int32_t target,
     for (std::size_t e = 0; e < num_experts_; ++e) {
       // In bins, measured from the first one's centre. Written so that NaN becomes 0.
       const float position = (row[e] - threshold + kRange) * kScale - 0.5F;
-      out[e] = position > 0.0F ? std::min(position, kLast) : 0.0F;
+      out[e] = position > 0.0F ? (position < kLast ? position : kLast) : 0.0F;
     }
   }
 }
@@ -103,7 +106,9 @@ void GateLookahead::Observe(std::int32_t layer, absl::Span<const std::int32_t> e
     }
     Curve& curve = CurveOf(layer, distance);
     const float* positions = &positions_[ScoresOf(layer, distance)];
-    for (std::size_t t = 0; t < num_rows_; ++t) {
+    const std::size_t num_taken = std::min(num_rows_, kRowsPerLesson);
+    for (std::size_t n = 0; n < num_taken; ++n) {
+      const std::size_t t = (static_cast<std::size_t>(curve.lessons) + n) % num_rows_;
       const float* row = positions + t * num_experts_;
       for (std::size_t e = 0; e < num_experts_; ++e) {
         curve.trials[static_cast<std::size_t>(row[e] + 0.5F)] += 1.0F;
@@ -143,7 +148,8 @@ void GateLookahead::ForecastLogits(std::int32_t target, absl::Span<float> logits
   const std::int32_t distance = distance_[static_cast<std::size_t>(target)];
   const Curve& curve = CurveOf(target, distance);
   const float* positions = &positions_[ScoresOf(target, distance)];
-  for (std::size_t i = 0; i < num_rows_ * num_experts_; ++i) {
+  const std::size_t size = num_rows_ * num_experts_;
+  for (std::size_t i = 0; i < size; ++i) {
     const auto bin = static_cast<std::size_t>(positions[i]);
     const float part = positions[i] - static_cast<float>(bin);
     logits[i] = curve.logit[bin] + part * (curve.logit[bin + 1] - curve.logit[bin]);
@@ -156,7 +162,8 @@ void GateLookahead::Forecast(std::int32_t target, absl::Span<float> probabilitie
     return;
   }
   ForecastLogits(target, probabilities);
-  for (std::size_t i = 0; i < num_rows_ * num_experts_; ++i) {
+  const std::size_t size = num_rows_ * num_experts_;
+  for (std::size_t i = 0; i < size; ++i) {
     probabilities[i] = FastSigmoid(probabilities[i]);
   }
 }

@@ -29,9 +29,7 @@ class GateLookahead final : public RowPredictor {
   // Log-odds instead of probabilities; `target` has scores.
   void ForecastLogits(std::int32_t target, absl::Span<float> logits);
   // MoE layers between the scores at hand for `target` and itself; 0: there are none.
-  std::int32_t distance(std::int32_t target) const {
-    return distance_[static_cast<std::size_t>(target)];
-  }
+  std::int32_t distance(std::int32_t target) const { return distance_[static_cast<std::size_t>(target)]; }
 
  private:
   static constexpr std::int32_t kBins = 40;

@@ -61,7 +61,7 @@ void MixPredictor::BeginStep(absl::Span<const base::TokenId> tokens) {
 void MixPredictor::Observe(std::int32_t layer, absl::Span<const std::int32_t> experts) {
   for (Pending& pending : pending_) {
     if (pending.target == layer) {
-      if (num_steps_ % static_cast<std::uint64_t>(interval_) == 0) {
+      if (&pending != &pending_.back() && num_steps_ % static_cast<std::uint64_t>(interval_) == 0) {
         Learn(pending, experts);
       }
       pending.target = -1;
@@ -78,12 +78,24 @@ void MixPredictor::ObserveLookahead(std::int32_t layer, std::int32_t target, abs
   lookahead_.ObserveLookahead(layer, target, logits);
 }
 
+MixPredictor::Pending& MixPredictor::PendingFor(std::int32_t target) {
+  const std::int32_t at = index_[static_cast<std::size_t>(target)];
+  const auto ahead = static_cast<std::size_t>(std::max(at - last_index_, 1));
+  if (ahead > kLearntAhead) {
+    return pending_.back();
+  }
+  return pending_[ahead * (ahead - 1) / 2 + static_cast<std::size_t>(at) % ahead];
+}
+
 void MixPredictor::Gather(std::int32_t target, Pending* pending) {
   const std::size_t size = num_rows_ * num_experts_;
   const std::int32_t distance = lookahead_.distance(target);
   const bool transition = transitions_.knows(target);
+  const auto earlier = std::find_if(pending_.begin(), pending_.end(), [&](const Pending& other) {
+    return other.target == target && &other != pending;
+  });
   pending->target = target;
-  pending->set = static_cast<std::size_t>(distance) * 2 + (transition ? 1 : 0);
+  pending->set = std::min(static_cast<std::size_t>(distance), kLearntAhead) * 2 + (transition ? 1 : 0);
 
   float* look = EvidenceOf(*pending, kLook);
   if (distance > 0) {
@@ -92,31 +104,38 @@ void MixPredictor::Gather(std::int32_t target, Pending* pending) {
     std::fill_n(look, size, 0.0F);
   }
   float* token = EvidenceOf(*pending, kToken);
-  tokens_.Forecast(target, absl::MakeSpan(token, size));
   float* moves = EvidenceOf(*pending, kTransition);
   if (transition) {
     transitions_.Forecast(target, absl::MakeSpan(moves, size));
   } else {
-    std::fill_n(moves, size, 0.5F);  // log-odds 0
+    std::fill_n(moves, size, 0.0F);
   }
   float* decayed = EvidenceOf(*pending, kDecayed);
-  decayed_.Forecast(target, absl::MakeSpan(decayed, num_experts_));
-  for (std::size_t e = 0; e < num_experts_; ++e) {
-    decayed[e] = FastLogit(decayed[e], 3e-3F);
+  if (earlier != pending_.end()) {  // neither has changed since this layer was forecast from further away
+    std::copy_n(EvidenceOf(*earlier, kToken), size, token);
+    std::copy_n(EvidenceOf(*earlier, kDecayed), size, decayed);
+  } else {
+    tokens_.Forecast(target, absl::MakeSpan(token, size));
+    decayed_.Forecast(target, absl::MakeSpan(decayed, num_experts_));
+    for (std::size_t e = 0; e < num_experts_; ++e) {
+      decayed[e] = FastLogit(decayed[e], 3e-3F);
+    }
+    for (std::size_t t = 1; t < num_rows_; ++t) {
+      std::copy_n(decayed, num_experts_, decayed + t * num_experts_);
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      token[i] = FastLogit(token[i], 3e-3F);
+    }
   }
-  for (std::size_t t = 1; t < num_rows_; ++t) {
-    std::copy_n(decayed, num_experts_, decayed + t * num_experts_);
-  }
-  for (std::size_t i = 0; i < size; ++i) {
-    token[i] = FastLogit(token[i], 3e-3F);
-    moves[i] = FastLogit(moves[i], 3e-3F);
+  if (transition) {
+    for (std::size_t i = 0; i < size; ++i) {
+      moves[i] = FastLogit(moves[i], 3e-3F);
+    }
   }
 }
 
 void MixPredictor::Forecast(std::int32_t target, absl::Span<float> probabilities) {
-  const std::int32_t ahead = index_[static_cast<std::size_t>(target)] - last_index_;
-  Pending& pending = pending_[static_cast<std::size_t>(
-      std::clamp<std::int32_t>(ahead - 1, 0, static_cast<std::int32_t>(kNumPending) - 1))];
+  Pending& pending = PendingFor(target);
   Gather(target, &pending);
   const Weights& weights = WeightsOf(target, pending.set);
   const float* look = EvidenceOf(pending, kLook);
@@ -124,12 +143,14 @@ void MixPredictor::Forecast(std::int32_t target, absl::Span<float> probabilities
   const float* decayed = EvidenceOf(pending, kDecayed);
   const float* moves = EvidenceOf(pending, kTransition);
   float* forecast = pending.forecast.data();
-  for (std::size_t i = 0; i < num_rows_ * num_experts_; ++i) {
-    const float z = weights.w[kNumEvidence] + weights.w[kLook] * look[i] + weights.w[kToken] * token[i] +
-                    weights.w[kDecayed] * decayed[i] + weights.w[kTransition] * moves[i];
+  const std::array<float, kNumWeights> w = weights.w;
+  const std::size_t size = num_rows_ * num_experts_;
+  for (std::size_t i = 0; i < size; ++i) {
+    const float z = w[kNumEvidence] + w[kLook] * look[i] + w[kToken] * token[i] + w[kDecayed] * decayed[i] +
+                    w[kTransition] * moves[i];
     forecast[i] = FastSigmoid(z);
   }
-  std::copy_n(forecast, num_rows_ * num_experts_, probabilities.begin());
+  std::copy_n(forecast, size, probabilities.begin());
 }
 
 void MixPredictor::Learn(const Pending& pending, absl::Span<const std::int32_t> experts) {

@@ -23,9 +23,9 @@ struct MixOptions {
 };
 
 // Log-odds of routers applied early, of token-conditioned counts, of decayed counts and of transitions are
-// added up with weights that a logistic regression learns while it goes: one set of weights for each layer and
-// for each kind of evidence at hand (scores of which distance; the layer before known or not). Sums only, in
-// fixed order: the same observations give the same forecasts.
+// added up with weights that a logistic regression learns while it goes: one set of weights for each layer
+// and for each kind of evidence at hand (scores of which distance; the layer before known or not). Sums only,
+// in fixed order: the same observations give the same forecasts.
 class MixPredictor final : public RowPredictor {
  public:
   MixPredictor(const TierShape& shape, const MixOptions& options);
@@ -45,9 +45,13 @@ class MixPredictor final : public RowPredictor {
 
  private:
   enum Evidence : std::size_t { kLook, kToken, kDecayed, kTransition, kNumEvidence };
-  static constexpr std::size_t kNumWeights = kNumEvidence + 1;         // and a constant
-  static constexpr std::size_t kNumSets = (kMaxLookAhead + 1) * 2;     // distance of scores, transition or not
-  static constexpr std::size_t kNumPending = std::size_t{kMaxLookAhead} + 2;  // by distance of the forecast
+  static constexpr std::size_t kNumWeights = kNumEvidence + 1;  // and a constant
+  // Forecasts this far ahead are learnt from; those further ahead are weighed like them.
+  static constexpr std::size_t kLearntAhead = 3;
+  // By distance of the scores at hand, 0 for none, and whether the layer before is known.
+  static constexpr std::size_t kNumSets = (kLearntAhead + 1) * 2;
+  // One for each forecast whose truth is to come: d for distance d. The last is for those further ahead.
+  static constexpr std::size_t kNumPending = kLearntAhead * (kLearntAhead + 1) / 2 + 1;
 
   struct Weights {
     std::array<float, kNumWeights> w{};
@@ -67,6 +71,7 @@ class MixPredictor final : public RowPredictor {
   float* EvidenceOf(Pending& pending, Evidence which) const {
     return &pending.evidence[which * std::size_t{kMaxForecastRows} * num_experts_];
   }
+  Pending& PendingFor(std::int32_t target);
   void Gather(std::int32_t target, Pending* pending);
   void Learn(const Pending& pending, absl::Span<const std::int32_t> experts);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <queue>
 #include <utility>
 
@@ -24,10 +25,11 @@ std::int32_t SlotsOf(std::int32_t layer, std::int32_t device_slots, std::int32_t
   return device_slots / num_layers + (layer < device_slots % num_layers ? 1 : 0);
 }
 
-// Belady over the turns of one layer, or of all (layer -1). Every access puts an entry on the heap; one that
-// is out of date, its expert used again or displaced since, is skipped.
+// Belady over the turns of one layer, or of all (layer -1); says of each access whether it hit, if asked.
+// Every access puts an entry on the heap; one that is out of date, its expert used again or displaced since,
+// is skipped.
 std::int64_t OptimalHits(const AccessLog& log, const std::vector<std::int64_t>& next_uses, std::int32_t layer,
-                         std::int32_t num_slots) {
+                         std::int32_t num_slots, std::vector<bool>* is_hit) {
   const std::int64_t stride = layer < 0 ? 1 : log.num_layers();
   const auto num_experts = static_cast<std::size_t>(log.num_experts());
   constexpr std::int64_t kAbsent = -1;
@@ -45,6 +47,9 @@ std::int64_t OptimalHits(const AccessLog& log, const std::vector<std::int64_t>& 
       const bool hit = next_use[key] != kAbsent;
       hits += hit ? 1 : 0;
       held += hit ? 0 : 1;
+      if (is_hit != nullptr) {
+        (*is_hit)[access - 1] = hit;
+      }
       next_use[key] = next;
       farthest.emplace(next, key);
     }
@@ -62,7 +67,8 @@ std::int64_t OptimalHits(const AccessLog& log, const std::vector<std::int64_t>& 
 
 class OracleDirector final : public api::ExpertDirector {
  public:
-  OracleDirector(const TierShape& shape, std::shared_ptr<const AccessLog> log, bool host_lane);
+  OracleDirector(const TierShape& shape, std::shared_ptr<const AccessLog> log, OracleKind kind,
+                 bool host_lane);
 
   absl::string_view policy() const override { return "oracle"; }
   void BeginStep(const api::StepPlan& /*plan*/) override { needed_.Begin(-1); }
@@ -77,10 +83,18 @@ class OracleDirector final : public api::ExpertDirector {
   void EndStep() override {}
 
  private:
-  // The first turn after the one at hand that needs the expert.
-  std::int64_t NextUse(base::ExpertKey key);
-  // A slot that is free, or whose expert is needed after `turn`, the latest of these; -1: none.
+  struct Use {
+    std::int64_t turn = 0;
+    bool from_cache = false;  // Belady keeps the expert until then
+  };
+
+  // The first after the turn at hand that needs the expert.
+  Use NextUse(base::ExpertKey key);
+  // A slot that is free, or whose expert may give way and is needed after `turn`, the latest of these; -1:
+  // none.
   std::int32_t SlotFor(std::int64_t turn);
+  // Whether a slot is to spare from now on until `turn`; it is then spoken for.
+  bool Reserve(std::int64_t turn);
   void Place(base::ExpertKey key, std::int32_t slot);
   std::int32_t& SlotOf(base::ExpertKey key) {
     return maps_[static_cast<std::size_t>(key.layer)].slot[static_cast<std::size_t>(key.expert)];
@@ -88,36 +102,52 @@ class OracleDirector final : public api::ExpertDirector {
 
   const TierShape shape_;
   const std::shared_ptr<const AccessLog> log_;
+  const OracleKind kind_;
   MissPlanner planner_;
   NeededSet needed_;
-  std::vector<api::SlotMap> maps_;               // [num_layers]
-  std::vector<base::ExpertKey> held_;            // [device_slots]; layer -1: free
-  std::vector<bool> usable_;                     // [device_slots]
-  std::vector<std::vector<std::int64_t>> uses_;  // turns, by key
-  std::vector<std::size_t> cursor_;              // by key: the first of its uses after turn_
+  std::vector<api::SlotMap> maps_;      // [num_layers]
+  std::vector<base::ExpertKey> held_;   // [device_slots]; layer -1: free
+  std::vector<bool> usable_;            // [device_slots]
+  std::vector<std::vector<Use>> uses_;  // by key
+  std::vector<std::size_t> cursor_;     // by key: the first of its uses after turn_
+  // Slots that are spoken for after each turn: by what Belady keeps, and by what is copied ahead.
+  std::vector<std::int32_t> taken_;
   std::int64_t turn_ = -1;
   std::vector<api::FetchOrder> orders_;
 };
 
-OracleDirector::OracleDirector(const TierShape& shape, std::shared_ptr<const AccessLog> log, bool host_lane)
+OracleDirector::OracleDirector(const TierShape& shape, std::shared_ptr<const AccessLog> log, OracleKind kind,
+                               bool host_lane)
     : shape_(shape),
       log_(std::move(log)),
+      kind_(kind),
       planner_(host_lane, shape.num_experts),
       needed_(shape.num_experts),
       maps_(static_cast<std::size_t>(shape.num_layers)),
       held_(static_cast<std::size_t>(shape.device_slots), base::ExpertKey{-1, -1}),
       usable_(static_cast<std::size_t>(shape.device_slots), true),
       uses_(shape.num_keys()),
-      cursor_(shape.num_keys(), 0) {
+      cursor_(shape.num_keys(), 0),
+      taken_(static_cast<std::size_t>(log_->num_turns()), 0) {
   for (api::SlotMap& map : maps_) {
     map.slot.assign(static_cast<std::size_t>(shape.num_experts), -1);
   }
+  std::vector<bool> is_hit(static_cast<std::size_t>(log_->num_accesses()), false);
+  OptimalHits(*log_, log_->NextUses(), -1, shape_.device_slots, &is_hit);
+  std::vector<std::int32_t> changes(taken_.size(), 0);
+  std::size_t access = 0;
   for (std::int64_t turn = 0; turn < log_->num_turns(); ++turn) {
     const std::int32_t layer = shape_.moe_layers[static_cast<std::size_t>(turn % log_->num_layers())];
     for (const std::uint16_t expert : log_->Turn(turn)) {
-      uses_[shape_.Index({layer, expert})].push_back(turn);
+      std::vector<Use>& uses = uses_[shape_.Index({layer, expert})];
+      if (is_hit[access]) {
+        ++changes[static_cast<std::size_t>(uses.back().turn)];
+        --changes[static_cast<std::size_t>(turn)];
+      }
+      uses.push_back({turn, is_hit[access++]});
     }
   }
+  std::partial_sum(changes.begin(), changes.end(), taken_.begin());
 }
 
 void OracleDirector::ObserveRouting(const api::RoutingObservation& observation) {
@@ -128,13 +158,13 @@ void OracleDirector::ObserveRouting(const api::RoutingObservation& observation) 
   }
 }
 
-std::int64_t OracleDirector::NextUse(base::ExpertKey key) {
+OracleDirector::Use OracleDirector::NextUse(base::ExpertKey key) {
   const std::size_t index = shape_.Index(key);
   std::size_t& at = cursor_[index];
-  while (at < uses_[index].size() && uses_[index][at] <= turn_) {
+  while (at < uses_[index].size() && uses_[index][at].turn <= turn_) {
     ++at;
   }
-  return at < uses_[index].size() ? uses_[index][at] : log_->num_turns();
+  return at < uses_[index].size() ? uses_[index][at] : Use{log_->num_turns(), false};
 }
 
 std::int32_t OracleDirector::SlotFor(std::int64_t turn) {
@@ -147,12 +177,24 @@ std::int32_t OracleDirector::SlotFor(std::int64_t turn) {
     if (held_[s].layer < 0) {
       return static_cast<std::int32_t>(s);
     }
-    if (!needed_.Contains(held_[s]) && NextUse(held_[s]) > latest) {
-      latest = NextUse(held_[s]);
+    const Use next = NextUse(held_[s]);
+    const bool kept = kind_ == OracleKind::kFrugal && next.from_cache;
+    if (!kept && !needed_.Contains(held_[s]) && next.turn > latest) {
+      latest = next.turn;
       best = static_cast<std::int32_t>(s);
     }
   }
   return best;
+}
+
+bool OracleDirector::Reserve(std::int64_t turn) {
+  const auto first = taken_.begin() + static_cast<std::ptrdiff_t>(std::max<std::int64_t>(turn_, 0));
+  const auto last = taken_.begin() + static_cast<std::ptrdiff_t>(turn);
+  if (std::any_of(first, last, [this](std::int32_t taken) { return taken >= shape_.device_slots; })) {
+    return false;
+  }
+  std::for_each(first, last, [](std::int32_t& taken) { ++taken; });
+  return true;
 }
 
 void OracleDirector::Place(base::ExpertKey key, std::int32_t slot) {
@@ -172,7 +214,13 @@ void OracleDirector::DecideMisses(std::int32_t /*layer*/, absl::Span<const api::
     if (decisions[i].serving != api::ServingDecision::kFetch) {
       continue;
     }
-    const std::int32_t slot = SlotFor(NextUse(misses[i].key));
+    const Use next = NextUse(misses[i].key);
+    std::int32_t slot = -1;
+    if (kind_ == OracleKind::kEager) {
+      slot = SlotFor(next.turn);
+    } else if (next.from_cache) {
+      slot = SlotFor(turn_);  // whatever Belady does not keep makes room for what it does
+    }
     if (slot >= 0) {
       Place(misses[i].key, slot);
       decisions[i].slot = slot;
@@ -198,7 +246,7 @@ absl::Span<const api::FetchOrder> OracleDirector::Orders(std::int32_t /*layer*/,
       if (needed_.Contains(key)) {
         continue;  // it passes through this turn; the next call sees to it
       }
-      const std::int32_t slot = SlotFor(turn);
+      const std::int32_t slot = kind_ == OracleKind::kEager || Reserve(turn) ? SlotFor(turn) : -1;
       if (slot < 0) {
         return orders_;
       }
@@ -261,10 +309,10 @@ std::vector<std::int64_t> AccessLog::NextUses() const {
 OfflineRates OptimalHitRates(const AccessLog& log, std::int32_t device_slots) {
   const std::vector<std::int64_t> next_uses = log.NextUses();
   OfflineRates rates;
-  rates.optimal_pooled = Share(OptimalHits(log, next_uses, -1, device_slots), log.num_accesses());
+  rates.optimal_pooled = Share(OptimalHits(log, next_uses, -1, device_slots, nullptr), log.num_accesses());
   std::int64_t hits = 0;
   for (std::int32_t layer = 0; layer < log.num_layers(); ++layer) {
-    hits += OptimalHits(log, next_uses, layer, SlotsOf(layer, device_slots, log.num_layers()));
+    hits += OptimalHits(log, next_uses, layer, SlotsOf(layer, device_slots, log.num_layers()), nullptr);
   }
   rates.optimal_per_layer = Share(hits, log.num_accesses());
   return rates;
@@ -331,9 +379,9 @@ double DecayedHitRate(const AccessLog& log, std::int32_t device_slots, double de
 }
 
 std::unique_ptr<api::ExpertDirector> MakeOracleDirector(const TierShape& shape,
-                                                        std::shared_ptr<const AccessLog> log,
+                                                        std::shared_ptr<const AccessLog> log, OracleKind kind,
                                                         bool host_lane) {
-  return std::make_unique<OracleDirector>(shape, std::move(log), host_lane);
+  return std::make_unique<OracleDirector>(shape, std::move(log), kind, host_lane);
 }
 
 }  // namespace comoe::routing

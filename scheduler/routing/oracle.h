@@ -51,10 +51,18 @@ OfflineRates OptimalHitRates(const AccessLog& log, std::int32_t device_slots);
 // counted; slots per layer, or one pool.
 double DecayedHitRate(const AccessLog& log, std::int32_t device_slots, double decay, bool per_layer);
 
-// A director that knows all steps to come: it keeps what is needed soonest, and copies ahead what is missing,
-// in the order of need, as long as it displaces nothing that is needed sooner. Misses that are left go where
-// `host_lane` lets the miss planner send them. Copies of the log's turns must be run in order.
+// Directors that know all steps to come, and copy ahead what is missing, in the order of need. Neither is
+// best at any link, so that the yardstick is the faster of the two. Misses that are left go where `host_lane`
+// lets the miss planner send them. The log's turns must be run in order.
+enum class OracleKind : std::uint8_t {
+  // As few copies as can be: what Belady would keep is kept, and only what it would not gives way. For a link
+  // that is always busy.
+  kFrugal,
+  // As early as can be: whatever is needed later than the missing expert gives way to it.
+  kEager
+};
 std::unique_ptr<api::ExpertDirector> MakeOracleDirector(const TierShape& shape,
-                                                        std::shared_ptr<const AccessLog> log, bool host_lane);
+                                                        std::shared_ptr<const AccessLog> log, OracleKind kind,
+                                                        bool host_lane);
 
 }  // namespace comoe::routing

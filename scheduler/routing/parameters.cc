@@ -45,13 +45,13 @@ constexpr std::array kTable = {
                   "device slots that guesses may hold at the cost of experts worth keeping",
                   "more guesses stay until they are needed", "guesses displace each other",
                   "expert_hit_ratio"},
-    ParameterInfo{"bytes_in_flight", &P::bytes_in_flight, true, 0, 64 * kGiB, 16 * kMiB, 64 * kMiB,
-                  16 * kMiB, "bytes of guesses that may wait for the link",
+    ParameterInfo{"bytes_in_flight", &P::bytes_in_flight, true, 0, 64 * kGiB, 16 * kMiB, 64 * kMiB, 16 * kMiB,
+                  "bytes of guesses that may wait for the link",
                   "the link is never without work; a certain miss may find more before it",
                   "certain misses never wait long", "stall_seconds"},
-    ParameterInfo{"copy_streams", &P::copy_streams, true, 1, 8, 1, 2, 2, "copies that may be under way at once",
-                  "small blobs fill the link better", "less contention between copies",
-                  "copy_bytes_per_second"},
+    ParameterInfo{"copy_streams", &P::copy_streams, true, 1, 8, 1, 2, 2,
+                  "copies that may be under way at once", "small blobs fill the link better",
+                  "less contention between copies", "copy_bytes_per_second"},
     ParameterInfo{"staging_slots", &P::staging_slots, true, 0, 1024, 0, 0, 0,
                   "device slots for experts that only pass through; 0: one in sixteen",
                   "more misses of a layer are under way at once; fewer experts are kept",
@@ -106,9 +106,7 @@ absl::Status OutOfRange(const ParameterInfo& info, double value) {
 
 }  // namespace
 
-absl::string_view HubModeName(HubMode mode) {
-  return mode == HubMode::kLatency ? "latency" : "throughput";
-}
+absl::string_view HubModeName(HubMode mode) { return mode == HubMode::kLatency ? "latency" : "throughput"; }
 
 absl::StatusOr<HubMode> ParseHubMode(absl::string_view name) {
   for (const HubMode mode : {HubMode::kLatency, HubMode::kThroughput}) {

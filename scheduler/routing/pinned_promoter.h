@@ -34,8 +34,8 @@ class PinnedPromoter {
   void Placed(base::ExpertKey key, const Residency::Moved& moved, ValueFn value);
   void Vacated(base::Tier tier, std::int32_t slot, base::ExpertKey key, ValueFn value);
   // Orders for those of `keys` that are in neither tier, in their order, at most `most`.
-  void Promote(absl::Span<const base::ExpertKey> keys, std::int32_t most, const NeededSet& needed, ValueFn value,
-               std::vector<api::FetchOrder>* orders);
+  void Promote(absl::Span<const base::ExpertKey> keys, std::int32_t most, const NeededSet& needed,
+               ValueFn value, std::vector<api::FetchOrder>* orders);
 
  private:
   void Refresh(std::int32_t slot, ValueFn value);

@@ -6,9 +6,11 @@
 namespace comoe::routing {
 namespace {
 
-// Steps after which a plan is judged, and that a trial of another takes.
+// Steps after which the split is judged, and that a trial takes.
 constexpr std::int32_t kStepsToJudge = 64;
 constexpr std::int32_t kStepsOfTrial = 8;
+// Of a static plan that proved better, before the split is tried again.
+constexpr std::int32_t kStepsOfStatic = 512;
 // After a trial that was for nothing the next is twice as far off, up to this.
 constexpr std::int32_t kMostSteps = 8192;
 
@@ -42,41 +44,40 @@ void PlanJudge::Measured(double stall_seconds) {
   if (steps_left_ > 0) {
     return;
   }
-  const double split = planned_sum_[Index(SplitKind::kSplit)];
   if (kind_ == SplitKind::kSplit) {
-    split_ratio_ = measured_sum_ / split;
-    if (on_trial_) {
-      // The split was tried again after a while of the static plan; that had cost measured over its promise.
-      on_trial_ = false;
-    }
-    const SplitKind cheaper = planned_sum_[Index(SplitKind::kCopyOnly)] <= planned_sum_[Index(SplitKind::kHostOnly)]
-                                  ? SplitKind::kCopyOnly
-                                  : SplitKind::kHostOnly;
-    const bool worse_than_promised =
-        measured_sum_ > (1.0 + hysteresis_) * std::max(planned_sum_[Index(cheaper)], split);
-    if (worse_than_promised) {
-      better_static_ = cheaper;
-      on_trial_ = true;
-      Enter(better_static_, kStepsOfTrial);
-    } else {
-      fallen_back_ = false;
-      Enter(SplitKind::kSplit, kStepsToJudge);
-    }
-    return;
+    JudgeSplit();
+  } else if (on_trial_) {
+    JudgeStatic();
+  } else {
+    Enter(SplitKind::kSplit, kStepsOfTrial);  // it may do better by now
   }
-  // What the split would have cost in these steps, going by how it kept its promises.
-  const bool better = measured_sum_ * (1.0 + hysteresis_) < split_ratio_ * split;
+}
+
+void PlanJudge::JudgeSplit() {
+  const double copy_only = planned_sum_[Index(SplitKind::kCopyOnly)];
+  const double host_only = planned_sum_[Index(SplitKind::kHostOnly)];
+  split_ratio_ = measured_sum_ / planned_sum_[Index(SplitKind::kSplit)];
+  if (measured_sum_ > (1.0 + hysteresis_) * std::min(copy_only, host_only)) {
+    on_trial_ = true;
+    Enter(copy_only <= host_only ? SplitKind::kCopyOnly : SplitKind::kHostOnly, kStepsOfTrial);
+  } else {
+    fallen_back_ = false;
+    Enter(SplitKind::kSplit, kStepsToJudge);
+  }
+}
+
+void PlanJudge::JudgeStatic() {
   on_trial_ = false;
-  if (better) {
+  // What the split would have cost in these steps, going by how it kept its promises.
+  const double split = split_ratio_ * planned_sum_[Index(SplitKind::kSplit)];
+  if (measured_sum_ * (1.0 + hysteresis_) < split) {
     num_fallbacks_ += fallen_back_ ? 0 : 1;
     fallen_back_ = true;
-    Enter(better_static_, steps_between_trials_);
-    // At the end of that the comparison is made again, on the old ratio: try the split in between.
-    split_ratio_ *= 1.0 - 0.5 * hysteresis_;
+    Enter(kind_, kStepsOfStatic);
   } else {
-    steps_between_trials_ = std::min(2 * steps_between_trials_, kMostSteps);
     fallen_back_ = false;
-    Enter(SplitKind::kSplit, steps_between_trials_);
+    steps_to_next_ = std::min(2 * steps_to_next_, kMostSteps);
+    Enter(SplitKind::kSplit, steps_to_next_);
   }
 }
 

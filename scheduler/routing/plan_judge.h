@@ -25,22 +25,22 @@ class PlanJudge {
 
  private:
   void Enter(SplitKind kind, std::int32_t num_steps);
+  void JudgeSplit();
+  void JudgeStatic();
 
   const double hysteresis_;
   SplitKind kind_ = SplitKind::kSplit;
-  SplitKind better_static_ = SplitKind::kCopyOnly;  // the one on trial or in use
+  bool on_trial_ = false;  // a static plan
   bool fallen_back_ = false;
   std::uint64_t num_fallbacks_ = 0;
-  // Of the step under way, by SplitKind; [kSplit] is of what was chosen.
+  // Of the step under way, by SplitKind.
   std::array<double, 3> planned_{};
   // Over the steps since Enter: measured, and what each plan was to take.
   double measured_sum_ = 0.0;
   std::array<double, 3> planned_sum_{};
   std::int32_t steps_left_ = 64;
-  // Measured over planned, of the split and of the static plan: 0 until it was tried.
-  double split_ratio_ = 0.0;
-  bool on_trial_ = false;
-  std::int32_t steps_between_trials_ = 256;
+  std::int32_t steps_to_next_ = 64;
+  double split_ratio_ = 1.0;  // measured over planned, when the split was judged last
 };
 
 }  // namespace comoe::routing

@@ -65,7 +65,7 @@ absl::Status CheckOptions(const TierShape& shape, const PolicyOptions& options) 
   if (!(options.prefetch_margin > 0.0) || !(options.promotion_margin > 0.0)) {
     return absl::InvalidArgumentError("margins of prefetch and promotion must be above 0");
   }
-  return absl::OkStatus();
+  return CheckHubParameters(options.hub);
 }
 
 }  // namespace
@@ -84,6 +84,10 @@ absl::StatusOr<Policy> MakePolicy(absl::string_view name, const TierShape& shape
     policy.director = MakeLruDirector(shape, options);
   } else if (name == "simple") {
     policy.director = MakeSimpleDirector(shape, options);
+  } else if (name == "hub") {
+    auto hub = std::make_unique<HubDirector>(shape, options);
+    policy.hub = hub.get();
+    policy.director = std::move(hub);
   } else if (name == "resident") {
     COMOE_ASSIGN_OR_RETURN(policy.director, MakeResidentDirector(shape, options));
   } else {

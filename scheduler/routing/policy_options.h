@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "scheduler/routing/parameters.h"
+
 namespace comoe::routing {
 
 struct PolicyOptions {
@@ -23,7 +25,11 @@ struct PolicyOptions {
   double prefetch_margin = 2.0;
   // Orders into the pinned tier after a layer at most, and by how many uses an expert must lead there.
   std::int32_t promotions_per_layer = 2;
-  double promotion_margin = 2.0;
+  double promotion_margin = 2.0;  // of `hub`, too
+
+  // `hub`:
+  HubParameters hub = ModeParameters(HubMode::kLatency);
+  std::uint64_t expert_bytes = 0;  // of a blob; 0: not known, and no bound on bytes in flight
 };
 
 }  // namespace comoe::routing

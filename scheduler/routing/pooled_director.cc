@@ -26,6 +26,7 @@ PooledDirector::PooledDirector(const TierShape& shape, const PolicyOptions& opti
 
 std::vector<api::FetchOrder> PooledDirector::InitialOrders() {
   std::vector<api::FetchOrder> orders;
+  AppendWarmupOrders(residency_.device(), base::Tier::kDevice, &orders);
   AppendWarmupOrders(residency_.pinned(), base::Tier::kPinned, &orders);
   return orders;
 }
@@ -77,7 +78,7 @@ void PooledDirector::DecideMisses(std::int32_t layer, absl::Span<const api::Expe
   for (const api::ExpertDemand& miss : misses) {
     values_.push_back(Value(miss.key));
   }
-  planner_.Assign(misses, values_, lanes, decisions);
+  PlanMisses(layer, misses, values_, lanes, decisions);
 
   // The most valuable choose first; what only prefill rows need takes what is left free.
   order_.clear();
@@ -99,8 +100,9 @@ void PooledDirector::DecideMisses(std::int32_t layer, absl::Span<const api::Expe
   });
   for (const std::int32_t i : order_) {
     const base::ExpertKey key = misses[static_cast<std::size_t>(i)].key;
-    const std::int32_t slot = needed_.ByDecode(key) ? SlotFor(values_[static_cast<std::size_t>(i)])
-                                                    : residency_.device().FreeSlot();
+    const std::int32_t slot = needed_.ByDecode(key)
+                                  ? SlotFor(MostWorthDisplaced(values_[static_cast<std::size_t>(i)]))
+                                  : residency_.device().FreeSlot();
     if (slot != kNoSlot) {
       Place(key, slot);
       decisions[static_cast<std::size_t>(i)].slot = slot;
@@ -108,13 +110,20 @@ void PooledDirector::DecideMisses(std::int32_t layer, absl::Span<const api::Expe
   }
 }
 
+void PooledDirector::PlanMisses(std::int32_t /*layer*/, absl::Span<const api::ExpertDemand> misses,
+                                absl::Span<const double> values, const api::LaneState& lanes,
+                                absl::Span<api::MissDecision> decisions) {
+  planner_.Assign(misses, values, lanes, decisions);
+}
+
 std::int32_t PooledDirector::SlotFor(double value) {
   const SlotTable& device = residency_.device();
   if (device.FreeSlot() != kNoSlot) {
     return device.FreeSlot();
   }
-  const std::int32_t slot = victims_.Lowest(
-      [this, &device](std::int32_t candidate) { return !needed_.Contains(*device.KeyIn(candidate)); });
+  const std::int32_t slot = victims_.Lowest([this, &device](std::int32_t candidate) {
+    return !needed_.Contains(*device.KeyIn(candidate)) && MayDisplace(candidate);
+  });
   return slot == kNoSlot || victims_.worth(slot).value > value ? kNoSlot : slot;
 }
 

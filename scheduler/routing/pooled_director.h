@@ -43,6 +43,14 @@ class PooledDirector : public api::ExpertDirector {
   virtual double Value(base::ExpertKey key) const = 0;
   // The routing [n, k] of decode rows (at a cold start, of prefill rows).
   virtual void Learn(std::int32_t layer, absl::Span<const std::int32_t> experts) = 0;
+  // Sets decisions[i].serving. values[i]: of misses[i].
+  virtual void PlanMisses(std::int32_t layer, absl::Span<const api::ExpertDemand> misses,
+                          absl::Span<const double> values, const api::LaneState& lanes,
+                          absl::Span<api::MissDecision> decisions);
+  // What the expert in a slot may be worth at most to make room for a miss of that value.
+  virtual double MostWorthDisplaced(double value) const { return value; }
+  // Whether the slot, whose expert the layer at hand does not need, may be emptied now.
+  virtual bool MayDisplace(std::int32_t /*slot*/) const { return true; }
   // An expert has come to the device.
   virtual void Placed(base::ExpertKey /*key*/, const Residency::Moved& /*moved*/) {}
 
@@ -52,9 +60,12 @@ class PooledDirector : public api::ExpertDirector {
   // A device slot that no expert needed by the layer at hand is in, for something of that value: free, or its
   // expert is worth `value` at most. kNoSlot: none.
   std::int32_t SlotFor(double value);
+  // What the expert in a used slot was worth when its layer was at hand last.
+  double WorthOfSlot(std::int32_t slot) const { return victims_.worth(slot).value; }
 
   const TierShape& shape() const { return shape_; }
   const NeededSet& needed() const { return needed_; }
+  const StepRows& rows() const { return rows_; }
   Residency& residency() { return residency_; }
   const Residency& residency() const { return residency_; }
 

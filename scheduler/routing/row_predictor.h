@@ -1,6 +1,6 @@
-// Forecasts of what each row of a step will need in the layers to come, from its token, from what it needed in
-// layers before and from routers applied early. One interface, so that each can be replayed alone, and so that
-// a mix can be put together of any.
+// Forecasts of what each row of a step will need in the layers to come, from its token, from what it needed
+// in layers before and from routers applied early. One interface, so that each can be replayed alone, and so
+// that a mix can be put together of any.
 #pragma once
 
 #include <algorithm>

@@ -35,7 +35,8 @@ void SharedRowPredictor::Forecast(std::int32_t target, absl::Span<float> probabi
   const absl::Span<float> first = probabilities.first(num_experts_);
   predictor_->Forecast(target, first);
   for (std::size_t t = 1; t < num_rows_; ++t) {
-    std::copy(first.begin(), first.end(), probabilities.begin() + static_cast<std::ptrdiff_t>(t * num_experts_));
+    std::copy(first.begin(), first.end(),
+              probabilities.begin() + static_cast<std::ptrdiff_t>(t * num_experts_));
   }
 }
 

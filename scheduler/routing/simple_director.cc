@@ -46,8 +46,8 @@ class SimpleDirector final : public PooledDirector {
   std::vector<std::int32_t> next_moe_layer_;  // [num_layers + 1]; at layer + 1, the one after `layer`
   PinnedPromoter promoter_;
   std::vector<api::FetchOrder> orders_;
-  std::vector<float> probabilities_;  // scratch, [num_experts]
-  std::vector<std::int32_t> likely_;  // scratch
+  std::vector<float> probabilities_;     // scratch, [num_experts]
+  std::vector<std::int32_t> likely_;     // scratch
   std::vector<base::ExpertKey> rising_;  // scratch
 };
 
@@ -136,8 +136,8 @@ void SimpleDirector::Promote(std::int32_t layer) {
   for (const std::int32_t expert : likely_) {
     rising_.push_back({layer, expert});
   }
-  promoter_.Promote(rising_, promotions_per_layer_, needed(), [this](base::ExpertKey key) { return Value(key); },
-                    &orders_);
+  promoter_.Promote(
+      rising_, promotions_per_layer_, needed(), [this](base::ExpertKey key) { return Value(key); }, &orders_);
 }
 
 void SimpleDirector::Placed(base::ExpertKey key, const Residency::Moved& moved) {

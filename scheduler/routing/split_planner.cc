@@ -75,9 +75,9 @@ void SplitPlanner::Sort(absl::Span<const api::ExpertDemand> misses, absl::Span<c
   });
 }
 
-std::size_t SplitPlanner::BestCount(absl::Span<const api::ExpertDemand> misses, absl::Span<const double> saved,
-                                    const api::LaneState& lanes, double latest, double* seconds,
-                                    double* cost) const {
+std::size_t SplitPlanner::BestCount(absl::Span<const api::ExpertDemand> misses,
+                                    absl::Span<const double> saved, const api::LaneState& lanes,
+                                    double latest, double* seconds, double* cost) const {
   double to_save = 0.0;
   for (const std::int32_t i : order_) {
     to_save += SavedOf(saved, i);
@@ -91,8 +91,7 @@ std::size_t SplitPlanner::BestCount(absl::Span<const api::ExpertDemand> misses, 
       host += HostSeconds(misses[static_cast<std::size_t>(i)].rows, lanes);
       to_save -= SavedOf(saved, i);
     }
-    const double end =
-        std::max(host, CopySeconds(static_cast<std::int64_t>(order_.size() - on_host), lanes));
+    const double end = std::max(host, CopySeconds(static_cast<std::int64_t>(order_.size() - on_host), lanes));
     if (end <= latest && end - to_save < *cost) {
       best = on_host;
       *seconds = end;
@@ -102,9 +101,9 @@ std::size_t SplitPlanner::BestCount(absl::Span<const api::ExpertDemand> misses, 
   return best;
 }
 
-PlannedSeconds SplitPlanner::Assign(absl::Span<const api::ExpertDemand> misses, absl::Span<const double> saved,
-                                    SplitKind kind, const api::LaneState& measured,
-                                    absl::Span<api::MissDecision> decisions) {
+PlannedSeconds SplitPlanner::Assign(absl::Span<const api::ExpertDemand> misses,
+                                    absl::Span<const double> saved, SplitKind kind,
+                                    const api::LaneState& measured, absl::Span<api::MissDecision> decisions) {
   const api::LaneState lanes = Steady(measured);
   std::fill(decisions.begin(), decisions.end(), api::MissDecision{});
   PlannedSeconds planned;

@@ -1,9 +1,10 @@
 // The hub's serving decisions: of a layer's misses, which are copied and which the host computes.
 //
 // Copies take the same time each, one after another, and the device computes what has arrived; the host takes
-// longer the more rows a miss has. So for any number of misses on the host, those of fewest rows belong there,
-// and trying every number finds the split that ends first. What a copy is worth later (the expert may be hit
-// next time) moves single misses over, within bounds. Not thread-safe; allocates nothing after construction.
+// longer the more rows a miss has. So for any number of misses on the host, those of fewest rows belong
+// there, and trying every number finds the split that ends first. What a copy is worth later (the expert may
+// be hit next time) moves single misses over, within bounds. Not thread-safe; allocates nothing after
+// construction.
 #pragma once
 
 #include <cstdint>

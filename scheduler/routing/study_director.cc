@@ -7,6 +7,7 @@
 
 #include "engine/base/rng.h"
 #include "scheduler/routing/pooled_director.h"
+#include "scheduler/routing/predictor.h"
 #include "scheduler/routing/slot_table.h"
 #include "scheduler/routing/window_predictor.h"
 
@@ -98,7 +99,87 @@ std::uint64_t Cell(const ReplayRow& row, std::int32_t layer) {
                        static_cast<std::uint64_t>(layer));
 }
 
+// Walks over the trace with a predictor, a layer behind the question.
+class PredictorWalk {
+ public:
+  PredictorWalk(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
+                LookaheadSource lookahead, std::int32_t width, RowPredictor* predictor)
+      : trace_(trace),
+        steps_(steps),
+        lookahead_(std::move(lookahead)),
+        width_(width),
+        predictor_(*predictor),
+        num_experts_(static_cast<std::size_t>(trace.header.num_experts)) {}
+
+  void Ask(std::int64_t step, std::size_t index, std::vector<std::int32_t>* experts) {
+    if (step < 0 || step >= static_cast<std::int64_t>(steps_.size())) {
+      return;
+    }
+    const std::vector<ReplayRow>& rows = steps_[static_cast<std::size_t>(step)];
+    if (index == 0) {
+      if (step > 0) {
+        Show(steps_[static_cast<std::size_t>(step - 1)], trace_.header.moe_layers.size() - 1);
+      }
+      tokens_.clear();
+      for (const ReplayRow& row : rows) {
+        tokens_.push_back(trace_.sequences[row.sequence].tokens[static_cast<std::size_t>(row.token)]);
+      }
+      predictor_.BeginStep(tokens_);
+    } else {
+      Show(rows, index - 1);
+    }
+    values_.assign(rows.size() * num_experts_, 0.0F);
+    predictor_.Forecast(trace_.header.moe_layers[index], absl::MakeSpan(values_));
+    demand_.assign(num_experts_, 1.0F);
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      demand_[i % num_experts_] *= 1.0F - std::min(values_[i], 1.0F);
+    }
+    for (float& none : demand_) {
+      none = 1.0F - none;
+    }
+    MostLikely(demand_, width_, experts);
+  }
+
+ private:
+  void Show(const std::vector<ReplayRow>& rows, std::size_t index) {
+    const auto layer = static_cast<std::int32_t>(index);
+    experts_.clear();
+    for (const ReplayRow& row : rows) {
+      const absl::Span<const std::uint16_t> routed = trace_.Experts(row.sequence, row.token, layer);
+      experts_.insert(experts_.end(), routed.begin(), routed.end());
+    }
+    predictor_.Observe(trace_.header.moe_layers[index], experts_);
+    values_.resize(rows.size() * num_experts_);
+    for (std::int32_t d = 1;
+         lookahead_ && d <= trace_.header.lookahead && layer + d < trace_.header.num_moe_layers(); ++d) {
+      if (lookahead_(rows, layer + d, d, absl::MakeSpan(values_))) {
+        predictor_.ObserveLookahead(trace_.header.moe_layers[index],
+                                    trace_.header.moe_layers[index + static_cast<std::size_t>(d)], values_);
+      }
+    }
+  }
+
+  const Trace& trace_;
+  const std::vector<std::vector<ReplayRow>>& steps_;
+  const LookaheadSource lookahead_;
+  const std::int32_t width_;
+  RowPredictor& predictor_;
+  const std::size_t num_experts_;
+  std::vector<base::TokenId> tokens_;
+  std::vector<std::int32_t> experts_;
+  std::vector<float> values_;
+  std::vector<float> demand_;
+};
+
 }  // namespace
+
+GuessSource PredictedGuesses(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
+                             LookaheadSource lookahead, std::int32_t width, RowPredictor* predictor) {
+  const auto walk = std::make_shared<PredictorWalk>(trace, steps, std::move(lookahead), width, predictor);
+  return [walk](std::int64_t step, std::size_t index, std::vector<std::int32_t>* experts) {
+    walk->Ask(step, index, experts);
+  };
+}
 
 std::unique_ptr<api::ExpertDirector> MakeStudyDirector(const TierShape& shape, const PolicyOptions& options,
                                                        GuessSource guesses) {

@@ -9,6 +9,7 @@
 
 #include "engine/api/expert_director.h"
 #include "scheduler/routing/policy_options.h"
+#include "scheduler/routing/row_predictor.h"
 #include "scheduler/routing/tier_shape.h"
 #include "scheduler/routing/timed_replay.h"
 #include "scheduler/routing/trace_file.h"
@@ -27,8 +28,13 @@ std::unique_ptr<api::ExpertDirector> MakeStudyDirector(const TierShape& shape, c
 // the same seed. Trace and steps outlive it.
 GuessSource ForcedGuesses(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
                           double accuracy, std::uint64_t seed);
-// The same as look-ahead scores, for policies that read those: of each row's experts each with that
-// probability, or a wrong one in its place, stands out.
+// The `width` likeliest of what a predictor forecasts for all rows together. It is shown the trace as it
+// goes, what the next layer needs excepted; asked once for each layer of each step, in order. `lookahead` may
+// be empty. Trace, steps and predictor outlive it.
+GuessSource PredictedGuesses(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
+                             LookaheadSource lookahead, std::int32_t width, RowPredictor* predictor);
+// Forced guesses as look-ahead scores, for policies that read those: of each row's experts each stands out
+// with that probability, or else a wrong one in its place.
 LookaheadSource ForcedLookahead(const Trace& trace, double accuracy, std::uint64_t seed);
 
 }  // namespace comoe::routing

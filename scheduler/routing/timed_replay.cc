@@ -112,6 +112,7 @@ absl::Status TimedReplayer::Step(absl::Span<const ReplayRow> rows) {
   weights_.assign(rows.size() * static_cast<std::size_t>(shape_.experts_per_token),
                   1.0F / static_cast<float>(shape_.experts_per_token));
   const double began = now_;
+  const double stalled = totals_.stall_seconds;
   const auto num_layers = static_cast<std::int64_t>(shape_.moe_layers.size());
   director_.BeginStep(step.plan);
   AdvanceLink();
@@ -121,6 +122,7 @@ absl::Status TimedReplayer::Step(absl::Span<const ReplayRow> rows) {
   }
   director_.EndStep();
   totals_.seconds += now_ - began;
+  director_.ObserveStepTime(now_ - began, totals_.stall_seconds - stalled);
   return absl::OkStatus();
 }
 

@@ -14,7 +14,8 @@ constexpr double kFrequencyDecay = 0.995;
 
 // An expert that any of the kept ones was is likely to come again; a few more than a row needs catch them.
 std::size_t WidthOf(const TierShape& shape) {
-  return static_cast<std::size_t>(std::min({shape.num_experts, std::max(8, 3 * shape.experts_per_token), 64}));
+  return static_cast<std::size_t>(
+      std::min({shape.num_experts, std::max(8, 3 * shape.experts_per_token), 64}));
 }
 
 template <typename T>

@@ -42,9 +42,7 @@ class TokenCounts final : public RowPredictor {
     std::uint32_t strength = 0;  // how often it was seen, less how often others wanted its place
   };
 
-  std::size_t PlaceOf(base::TokenId token) const {
-    return static_cast<std::size_t>(token) % owners_.size();
-  }
+  std::size_t PlaceOf(base::TokenId token) const { return static_cast<std::size_t>(token) % owners_.size(); }
   void Claim(base::TokenId token);
   void Count1(Count* counts, std::uint16_t expert) const;
   void ForecastRow(base::TokenId token, std::size_t layer_index, absl::Span<const float> base,

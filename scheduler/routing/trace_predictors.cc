@@ -28,7 +28,7 @@ constexpr std::int32_t kWindowRows = 100;
 constexpr std::uint64_t kTokenTableBytes = std::uint64_t{16} << 20;
 
 constexpr std::array<Entry, 7> kEntries = {{
-    {"frequency",
+    {"global",
      [](const TierShape& shape) -> std::unique_ptr<RowPredictor> {
        return std::make_unique<SharedRowPredictor>(shape, MakeGlobalFrequency(shape));
      }},

@@ -55,6 +55,10 @@ class Listener : public api::ExpertDirector {
     inner_->ObserveLookahead(observation);
   }
   void EndStep() override { inner_->EndStep(); }
+  void HintPrompt(absl::Span<const base::TokenId> tokens) override { inner_->HintPrompt(tokens); }
+  void ObserveStepTime(double seconds, double stall_seconds) override {
+    inner_->ObserveStepTime(seconds, stall_seconds);
+  }
 
  protected:
   explicit Listener(std::unique_ptr<api::ExpertDirector> inner) : inner_(std::move(inner)) {}

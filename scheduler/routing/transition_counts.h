@@ -21,7 +21,9 @@ class TransitionCounts final : public RowPredictor {
   void Observe(std::int32_t layer, absl::Span<const std::int32_t> experts) override;
   void Forecast(std::int32_t target, absl::Span<float> probabilities) override;
   // Whether Forecast has anything to say about `target` now.
-  bool knows(std::int32_t target) const { return last_ >= 0 && next_[static_cast<std::size_t>(last_)] == target; }
+  bool knows(std::int32_t target) const {
+    return last_ >= 0 && next_[static_cast<std::size_t>(last_)] == target;
+  }
 
   void Append(std::vector<std::uint8_t>* bytes) const override;
   bool Restore(absl::Span<const std::uint8_t>* bytes) override;
@@ -29,11 +31,11 @@ class TransitionCounts final : public RowPredictor {
  private:
   const std::size_t num_experts_;
   const std::size_t experts_per_token_;
-  std::vector<std::int32_t> next_;         // [num_layers]: the MoE layer after; -1: none
-  std::vector<std::int32_t> before_;       // [num_layers]: the MoE layer before; -1: none
-  std::vector<float> counts_;              // [num_layers, E of the layer before, E]
-  std::vector<float> totals_;              // [num_layers, E of the layer before]
-  std::vector<std::int32_t> experts_;      // [T, k], of `last_`
+  std::vector<std::int32_t> next_;     // [num_layers]: the MoE layer after; -1: none
+  std::vector<std::int32_t> before_;   // [num_layers]: the MoE layer before; -1: none
+  std::vector<float> counts_;          // [num_layers, E of the layer before, E]
+  std::vector<float> totals_;          // [num_layers, E of the layer before]
+  std::vector<std::int32_t> experts_;  // [T, k], of `last_`
   std::size_t num_rows_ = 0;
   std::int32_t last_ = -1;  // the latest layer observed in this step; -1: none
 };

@@ -21,7 +21,7 @@ UNMOVED = {"comoe_expert_copies_failed_total", "comoe_expert_slots_lost", "comoe
            "comoe_expert_prefetch_bytes_total"}
 # Set at start, or full since the warm-up.
 CONSTANT = {"comoe_device_memory_bytes", "comoe_host_pinned_bytes", "comoe_expert_cache_capacity_bytes",
-            "comoe_expert_cache_bytes", "comoe_expert_cache_entries"}
+            "comoe_expert_cache_bytes", "comoe_expert_cache_entries", "comoe_expert_copy_rate_bytes_per_second"}
 
 
 def documented_families():

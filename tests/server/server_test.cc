@@ -1,6 +1,7 @@
 // The whole service over a loopback port, with a fake engine.
 #include "server/server.h"
 
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "server/engine_thread.h"
 #include "server/health.h"
 #include "tests/server/test_util.h"
 #include "tests/support/recording_metrics.h"
@@ -104,6 +106,54 @@ TEST_F(ServerTest, NothingServesBeforeTheWarmUpHasAnswered) {
   ASSERT_TRUE(admin->GetServerInfo(Context().get(), {}, &info).ok());
   EXPECT_EQ(info.state(), v1::SERVER_STATE_SERVING);
   EXPECT_EQ(info.model(), "demo");
+}
+
+// Every call into gRPC asks whether it is on the engine thread, and ends the process if it is. Here are all
+// kinds of calls whose tokens and ends that thread brings about.
+TEST_F(ServerTest, TheEngineThreadMakesNoGrpcCall) {
+  scheduler_->Stop(absl::Now());
+  batching::SchedulerOptions options = config_.scheduler;
+  options.max_sequences = 8;
+  options.told = server_->GatherWakes();
+  scheduler_ = batching::MakeScheduler(engine_, options, sink_);
+  ASSERT_TRUE(Serve().ok());
+  std::promise<bool> marked;
+  scheduler_->ForgetPrefixes(/*force=*/true,
+                             [&](const auto& /*blocks*/) { marked.set_value(EngineThread::IsCurrent()); });
+  EXPECT_TRUE(marked.get_future().get()) << "the engine thread is not known, so nothing is checked";
+
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = Request(40);
+  const auto read_stream = [&](bool to_its_end) {
+    const auto context = Context();
+    const auto reader = inference_->GenerateStream(context.get(), request);
+    v1::GenerateStreamResponse message;
+    EXPECT_TRUE(reader->Read(&message));
+    if (!to_its_end) {
+      context->TryCancel();
+    }
+    while (reader->Read(&message)) {
+    }
+    EXPECT_EQ(reader->Finish().ok(), to_its_end);
+  };
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.emplace_back(read_stream, true);
+    clients.emplace_back([&] {
+      v1::GenerateResponse response;
+      EXPECT_TRUE(Generate(Request(40), &response).ok());
+    });
+  }
+  for (std::thread& client : clients) {
+    client.join();
+  }
+  const auto admin = v1::AdminService::NewStub(channel_);
+  v1::FlushCacheResponse flushed;
+  EXPECT_TRUE(admin->FlushCache(Context().get(), {}, &flushed).ok());
+  engine_.FailStep(0, absl::InternalError("no such kernel"));
+  v1::GenerateResponse response;
+  EXPECT_EQ(Generate(Request(40), &response).error_code(), StatusCode::INTERNAL);
+  EXPECT_FALSE(EngineThread::IsCurrent());
 }
 
 TEST_F(ServerTest, AFailedWarmUpServesNothing) {

@@ -35,27 +35,28 @@ void AppendToBlock(const AppendKvArgs& args, base::BlockId block, std::int64_t s
 // The same as integers with scales, a group of dimensions at a time.
 void AppendIntegers(const AppendKvArgs& args, base::BlockId block, std::int64_t slot, std::int64_t row,
                     std::int64_t count) {
-  const std::int64_t dim = args.kv.layout.head_dim;
-  for (std::int64_t h = 0; h < args.kv.layout.kv_heads; ++h) {
+  const tensor::KvLayout& layout = args.kv.layout;
+  for (std::int64_t h = 0; h < layout.kv_heads; ++h) {
     auto* keys = args.kv.keys<std::int8_t>(block, h);
     auto* values = args.kv.values<std::int8_t>(block, h);
-    for (std::int64_t g = 0; g < args.kv.layout.groups(); ++g) {
+    for (std::int64_t g = 0; g < layout.groups(); ++g) {
       const std::int64_t begin = g * tensor::kKvGroupDims;
-      const std::int64_t size = std::min(tensor::kKvGroupDims, dim - begin);
-      float* key_scales = args.kv.scales(keys) + g * kBlock + slot;
-      float* value_scales = args.kv.scales(values) + g * kBlock + slot;
-      std::int8_t numbers[kBlock][tensor::kKvGroupDims];
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t at = h * dim + begin;
-        key_scales[i] = tensor::QuantizeKvGroup(args.keys.f32(row + i) + at, size, numbers[i]);
-        value_scales[i] = tensor::QuantizeKvGroup(args.values.f32(row + i) + at, size,
-                                                  values + (slot + i) * dim + begin);
-      }
-      for (std::int64_t p = 0; p < size; ++p) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          keys[(begin + p) * kBlock + slot + i] = numbers[i][p];
+      const std::int64_t size = std::min(tensor::kKvGroupDims, layout.head_dim - begin);
+      const std::int64_t from = h * layout.head_dim + begin;
+      for (std::int64_t s = slot; s < slot + count; ++s, ++row) {
+        std::int8_t numbers[tensor::kKvGroupDims];
+        args.kv.scales(keys)[g * kBlock + s] =
+            tensor::QuantizeKvGroup(args.keys.f32(row) + from, size, numbers);
+        for (std::int64_t p = 0; p < size; ++p) {
+          keys[layout.key_at(begin + p, s)] = numbers[p];
+        }
+        args.kv.scales(values)[g * kBlock + s] =
+            tensor::QuantizeKvGroup(args.values.f32(row) + from, size, numbers);
+        for (std::int64_t p = 0; p < size; ++p) {
+          values[layout.value_at(begin + p, s)] = numbers[p];
         }
       }
+      row -= count;
     }
   }
 }

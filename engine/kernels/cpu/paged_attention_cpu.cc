@@ -7,6 +7,8 @@
 
 #include "engine/base/ids.h"
 #include "engine/base/status_macros.h"
+#include "engine/kernels/cpu/attention_integers-inl.h"
+#include "engine/kernels/cpu/attention_tile-inl.h"
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
@@ -20,63 +22,13 @@ HWY_BEFORE_NAMESPACE();
 namespace comoe::kernels::HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
-static_assert(kBlock == 16, "the positions of a block are one group of vectors");
-
-// Queries that go over the blocks of one KV head together, so that a block is read once for all of them.
-constexpr int kTileQueries = 16;
 constexpr std::int64_t kPackedDims = 256;  // 16 KiB of stack; larger heads are read where they lie
 constexpr int kScoreQueries = kVecs == 1 ? 8 : kVecs == 2 ? 2 : 1;  // whose sums fit in the registers
 constexpr int kValueQueries = kVecs <= 2 ? 4 / kVecs : 1;
 
-constexpr std::int64_t kLineBytes = 64;
-
-// Blocks whose scores are computed before one step of the softmax and one pass over their values.
-constexpr int kChunkBlocks = 4;
-
-// Dimensions whose values are added at once: for each a register of sums for each query.
-constexpr int kWideVecs = 4;
-constexpr int kValueGroups = std::max<int>(1, kWideVecs * kLanes / tensor::kKvGroupDims);  // of integers
-
-// Where the keys and values of a chunk lie, in the order of their use: keys of its blocks, values of its
-// blocks, and what comes after. Each is asked for while the two before it are worked on (keys of many
-// queries: the one before): the hardware's own prefetchers stop at the end of a page, and a block's keys may
-// be a page. T, here and below, is the stored type.
-template <typename T>
-struct Chunk {
-  int blocks = 0;
-  const T* pieces[2 * kChunkBlocks + 2];
-
-  const T* keys(int block) const { return pieces[block]; }
-  const T* values(int block) const { return pieces[blocks + block]; }
-  const T* after_keys(int block, int step) const { return pieces[block + step]; }
-  const T* after_values(int block) const { return pieces[blocks + block + 2]; }
-};
-
-// The scales of a group of dimensions of 16 positions: they lie behind the integers of a piece.
-HWY_INLINE const float* ScalesOf(const std::int8_t* piece, std::int64_t dim, std::int64_t group) {
-  return reinterpret_cast<const float*>(piece + dim * kBlock) + group * kBlock;
-}
-
-// The state of one query head of one row.
-struct Query {
-  const float* q = nullptr;  // [P]
-  float* out = nullptr;      // [P], the weighted sum of values so far
-  std::int64_t first = 0;    // the positions that count: [first, last]
-  std::int64_t last = 0;
-  float maximum = 0;  // of the scores so far
-  int begin = 0;      // positions of the current chunk that count: [begin, end)
-  int end = 0;
-  alignas(64) float sums[kBlock];                    // of the weights so far, position j in sum j % 16
-  alignas(64) float weights[kChunkBlocks * kBlock];  // of the current chunk, its scores before
-  // Of integers: weights times the scales of some groups of dimensions.
-  alignas(64) float scaled[kValueGroups][kChunkBlocks * kBlock];
-};
-
 // weights[j] = q . key j of `B` blocks from number `block` on, over even and odd dimensions apart, for
 // queries [first, first + N) of a tile. `packed` holds the tile's queries [P, kTileQueries], or is nullptr
-// where P is too large for that. Of integers it is the sum over groups of dimensions of their scale times
-// q . integers.
+// where P is too large for that.
 template <int N, int B, bool kPacked, typename T>
 HWY_INLINE void Scores(const Chunk<T>& chunk, int block, std::int64_t dim, const float* HWY_RESTRICT packed,
                        int first, Query* tile) {
@@ -89,75 +41,56 @@ HWY_INLINE void Scores(const Chunk<T>& chunk, int block, std::int64_t dim, const
   for (int b = 0; b < B; ++b) {
     keys[b] = chunk.keys(block + b);
     ahead[b] = chunk.after_keys(block + b, B);
-  }
-  COMOE_UNROLL
-  for (int n = 0; n < N; ++n) {
-    q[n] = tile[first + n].q;
+    COMOE_UNROLL
+    for (int n = 0; n < N; ++n) {
+      q[n] = tile[first + n].q;
+      COMOE_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        even[b][n][v] = hn::Zero(F32());
+        odd[b][n][v] = hn::Zero(F32());
+      }
+    }
   }
   // Input p of query n. Of packed queries only one pointer moves, so that an address needs no index register.
   packed += kPacked ? first : 0;
   const auto input = [&](int n, std::int64_t p, int offset) {
     return kPacked ? packed[offset * kTileQueries + n] : q[n][p + offset];
   };
-  const std::int64_t group = tensor::kHasKvScales<T> ? tensor::kKvGroupDims : dim;
-  for (std::int64_t p = 0; p < dim;) {
-    const std::int64_t end = std::min(dim, p + group);
-    const std::int64_t number = p / group;
+  std::int64_t p = 0;
+  for (; p + 2 <= dim; p += 2) {
     COMOE_UNROLL
     for (int b = 0; b < B; ++b) {
-      if constexpr (tensor::kHasKvScales<T>) {
-        hwy::Prefetch(ScalesOf(ahead[b], dim, number));
+      hwy::Prefetch(ahead[b] + p * kBlock);
+      if constexpr (kBlock * sizeof(T) >= kLineBytes) {
+        hwy::Prefetch(ahead[b] + (p + 1) * kBlock);
       }
       COMOE_UNROLL
-      for (int n = 0; n < N; ++n) {
+      for (int v = 0; v < kVecs; ++v) {
+        const F32Vec key_even = LoadAsF32(F32(), keys[b] + p * kBlock + v * kLanes);
+        const F32Vec key_odd = LoadAsF32(F32(), keys[b] + (p + 1) * kBlock + v * kLanes);
         COMOE_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          even[b][n][v] = hn::Zero(F32());
-          odd[b][n][v] = hn::Zero(F32());
+        for (int n = 0; n < N; ++n) {
+          even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key_even, even[b][n][v]);
+          odd[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 1)), key_odd, odd[b][n][v]);
         }
       }
     }
-    for (; p + 2 <= end; p += 2) {
-      COMOE_UNROLL
-      for (int b = 0; b < B; ++b) {
-        hwy::Prefetch(ahead[b] + p * kBlock);
-        if constexpr (kBlock * sizeof(T) >= kLineBytes) {
-          hwy::Prefetch(ahead[b] + (p + 1) * kBlock);
-        }
-        COMOE_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          const F32Vec key_even = LoadAsF32(F32(), keys[b] + p * kBlock + v * kLanes);
-          const F32Vec key_odd = LoadAsF32(F32(), keys[b] + (p + 1) * kBlock + v * kLanes);
-          COMOE_UNROLL
-          for (int n = 0; n < N; ++n) {
-            even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key_even, even[b][n][v]);
-            odd[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 1)), key_odd, odd[b][n][v]);
-          }
-        }
-      }
-      packed += kPacked ? 2 * kTileQueries : 0;
-    }
+    packed += kPacked ? 2 * kTileQueries : 0;
+  }
+  COMOE_UNROLL
+  for (int b = 0; b < B; ++b) {
     COMOE_UNROLL
-    for (int b = 0; b < B; ++b) {
+    for (int n = 0; n < N; ++n) {
       COMOE_UNROLL
-      for (int n = 0; n < N; ++n) {
-        COMOE_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          if (p < end) {  // only at the end of all
-            const F32Vec key = LoadAsF32(F32(), keys[b] + p * kBlock + v * kLanes);
-            even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key, even[b][n][v]);
-          }
-          float* to = tile[first + n].weights + (block + b) * kBlock + v * kLanes;
-          F32Vec sum = hn::Add(even[b][n][v], odd[b][n][v]);
-          if constexpr (tensor::kHasKvScales<T>) {
-            sum = hn::Mul(sum, LoadF32(ScalesOf(keys[b], dim, number) + v * kLanes));
-            sum = number == 0 ? sum : hn::Add(LoadF32(to), sum);
-          }
-          StoreF32(sum, to);
+      for (int v = 0; v < kVecs; ++v) {
+        if (p < dim) {
+          const F32Vec key = LoadAsF32(F32(), keys[b] + p * kBlock + v * kLanes);
+          even[b][n][v] = hn::MulAdd(hn::Set(F32(), input(n, p, 0)), key, even[b][n][v]);
         }
+        StoreF32(hn::Add(even[b][n][v], odd[b][n][v]),
+                 tile[first + n].weights + (block + b) * kBlock + v * kLanes);
       }
     }
-    p = end;
   }
 }
 
@@ -192,18 +125,9 @@ void ChunkScores(const Chunk<T>& chunk, std::int64_t dim, const float* packed, i
       AllScores<2, kFew>(chunk, block, dim, packed, begin, end, tile);
     }
   }
-  for (; block < chunk.blocks; ++block) {
-    const int start = block * static_cast<int>(kBlock);
-    int first = begin;
-    while (first < end && tile[first].end <= start) {
-      ++first;
-    }
-    int last = first;
-    while (last < end && tile[last].begin < start + kBlock) {
-      ++last;
-    }
-    AllScores<1, kScoreQueries>(chunk, block, dim, packed, first, last, tile);
-  }
+  ForBlocks(chunk, block, begin, end, tile, [&](int b, int first, int last) HWY_ATTR {
+    AllScores<1, kScoreQueries>(chunk, b, dim, packed, first, last, tile);
+  });
 }
 
 void Scale(float* values, std::int64_t n, float by) {
@@ -258,23 +182,8 @@ void UpdateSoftmax(float scale, std::int64_t dim, Query& query) {
   }
 }
 
-// scaled[i][j] = weights[j] times the scale of group `group` + i of the values of position j.
-void ScaleWeights(const Chunk<std::int8_t>& chunk, std::int64_t dim, std::int64_t group, int begin, int end,
-                  Query& query) {
-  const std::int64_t groups = (dim + tensor::kKvGroupDims - 1) / tensor::kKvGroupDims;
-  const auto count = static_cast<int>(std::min<std::int64_t>(kValueGroups, groups - group));
-  for (int i = 0; i < count; ++i) {
-    for (int at = begin / kLanes * kLanes; at < end; at += kLanes) {
-      const auto block = at / static_cast<int>(kBlock);
-      const float* scales = ScalesOf(chunk.values(block), dim, group + i) + at % static_cast<int>(kBlock);
-      StoreF32(hn::Mul(LoadF32(query.weights + at), LoadF32(scales)), query.scaled[i] + at);
-    }
-  }
-}
-
 // out += sum over positions j in [begin, end) of the chunk of weights[j] * value j, in order, for N queries
-// that all see them and V registers of dimensions. Integers take the weights that ScaleWeights made for the
-// groups from that of dimension `at` on.
+// that all see them and V registers of dimensions.
 template <int N, int V, class D, typename T>
 HWY_INLINE void AddValues(D d, const Chunk<T>& chunk, std::int64_t dim, std::int64_t at, int begin, int end,
                           Query* queries) {
@@ -287,21 +196,12 @@ HWY_INLINE void AddValues(D d, const Chunk<T>& chunk, std::int64_t dim, std::int
       sums[n][v] = hn::LoadU(d, queries[n].out + at + v * kStep);
     }
   }
-  const auto weight = [queries](int n, int v, int position) {
-    return tensor::kHasKvScales<T> ? queries[n].scaled[v * kStep / tensor::kKvGroupDims][position]
-                                   : queries[n].weights[position];
-  };
   while (begin < end) {
     const int block = begin / static_cast<int>(kBlock);
     const int start = block * static_cast<int>(kBlock);
     const int stop = std::min(end, start + static_cast<int>(kBlock));
     const T* HWY_RESTRICT value = chunk.values(block) + (begin - start) * dim + at;
     const T* ahead = chunk.after_values(block) + (begin - start) * dim + at;
-    if constexpr (tensor::kHasKvScales<T>) {
-      for (int v = 0; v < V; v += std::max(1, static_cast<int>(tensor::kKvGroupDims / kStep))) {
-        hwy::Prefetch(ScalesOf(chunk.after_values(block), dim, (at + v * kStep) / tensor::kKvGroupDims));
-      }
-    }
     COMOE_NO_UNROLL
     for (; begin < stop; ++begin) {
       COMOE_UNROLL
@@ -312,7 +212,7 @@ HWY_INLINE void AddValues(D d, const Chunk<T>& chunk, std::int64_t dim, std::int
         const auto part = LoadAsF32(d, value + v * kStep);
         COMOE_UNROLL
         for (int n = 0; n < N; ++n) {
-          sums[n][v] = hn::MulAdd(hn::Set(d, weight(n, v, begin)), part, sums[n][v]);
+          sums[n][v] = hn::MulAdd(hn::Set(d, queries[n].weights[begin]), part, sums[n][v]);
         }
       }
       value += dim;
@@ -333,27 +233,15 @@ HWY_INLINE void AddPositions(const Chunk<T>& chunk, std::int64_t dim, int begin,
   if (begin >= end) {
     return;
   }
-  // Integers: as many dimensions as there are scaled weights for.
-  constexpr int kWide = N == 1 && !tensor::kHasKvScales<T> ? 2 * kWideVecs : kWideVecs;
-  constexpr std::int64_t kScaled = kValueGroups * tensor::kKvGroupDims;
-  const auto scale_from = [&](std::int64_t at) HWY_ATTR {
-    if constexpr (tensor::kHasKvScales<T>) {
-      for (int n = 0; at % kScaled == 0 && n < N; ++n) {
-        ScaleWeights(chunk, dim, at / tensor::kKvGroupDims, begin, end, queries[n]);
-      }
-    }
-  };
+  constexpr int kWide = N == 1 ? 8 : 4;
   std::int64_t at = 0;
   for (; at + kWide * kLanes <= dim; at += kWide * kLanes) {
-    scale_from(at);
     AddValues<N, kWide>(F32(), chunk, dim, at, begin, end, queries);
   }
   for (; at + kLanes <= dim; at += kLanes) {
-    scale_from(at);
     AddValues<N, 1>(F32(), chunk, dim, at, begin, end, queries);
   }
   for (; at < dim; ++at) {
-    scale_from(at);
     AddValues<N, 1>(One(), chunk, dim, at, begin, end, queries);
   }
 }
@@ -382,6 +270,53 @@ void AddAllValues(const Chunk<T>& chunk, std::int64_t dim, Query* queries, int c
     }
   }
 }
+
+void AddChunkValues(const Chunk<std::int8_t>& chunk, std::int64_t dim, Query* queries, int count) {
+  AddAllIntegers(chunk, dim, queries, count);
+}
+template <typename T>
+void AddChunkValues(const Chunk<T>& chunk, std::int64_t dim, Query* queries, int count) {
+  AddAllValues(chunk, dim, queries, count);
+}
+
+// The queries of a tile in the form that their scores are computed from.
+template <typename T>
+class PackedQueries {
+ public:
+  PackedQueries(Query* tile, int count, std::int64_t dim) : tile_(tile), dim_(dim) {
+    for (std::int64_t p = 0; p < (dim <= kPackedDims ? dim : 0); ++p) {
+      for (int n = 0; n < count; ++n) {
+        packed_[p * kTileQueries + n] = tile[n].q[p];
+      }
+    }
+  }
+  // Of the queries [begin, end) of the tile, which see positions of the chunk.
+  void Scores(const Chunk<T>& chunk, int begin, int end) {
+    ChunkScores(chunk, dim_, dim_ <= kPackedDims ? packed_ : nullptr, begin, end, tile_);
+  }
+
+ private:
+  Query* const tile_;
+  const std::int64_t dim_;
+  alignas(64) float packed_[kPackedDims * kTileQueries];  // [P, kTileQueries]
+};
+
+template <>
+class PackedQueries<std::int8_t> {
+ public:
+  PackedQueries(Query* tile, int count, std::int64_t dim) : tile_(tile), count_(count), dim_(dim) {
+    MakeIntegers(tile, count, 0, dim, &integers_);
+  }
+  void Scores(const Chunk<std::int8_t>& chunk, int begin, int end) {
+    IntegerScores(chunk, dim_, integers_, begin, end, count_, tile_);
+  }
+
+ private:
+  Query* const tile_;
+  const int count_;
+  const std::int64_t dim_;
+  IntegerQueries integers_;
+};
 
 // Blocks [first, first + blocks) of a sequence, of which `last` is the last one that is ever used.
 template <typename T>
@@ -433,12 +368,7 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
     std::fill(query.sums, query.sums + kBlock, 0.0F);
     std::fill(query.out, query.out + dim, 0.0F);
   }
-  alignas(64) float packed[kPackedDims * kTileQueries];
-  for (std::int64_t p = 0; p < (dim <= kPackedDims ? dim : 0); ++p) {
-    for (int n = 0; n < count; ++n) {
-      packed[p * kTileQueries + n] = queries[n].q[p];
-    }
-  }
+  PackedQueries<T> packed(queries, count, dim);
   const std::int64_t last_block = queries[count - 1].last / kBlock;
   // Chunks begin at multiples of their size, so that a row meets the same ones whatever rows are beside it.
   for (std::int64_t b = queries[0].first / kBlock; b <= last_block;) {
@@ -447,11 +377,11 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
     int begin = 0;
     int end = 0;
     FindPositions(b * kBlock, chunk.blocks * kBlock, queries, count, begin, end);
-    ChunkScores(chunk, dim, dim <= kPackedDims ? packed : nullptr, begin, end, queries);
+    packed.Scores(chunk, begin, end);
     for (int n = begin; n < end; ++n) {
       UpdateSoftmax(args.scale, dim, queries[n]);
     }
-    AddAllValues(chunk, dim, queries + begin, end - begin);
+    AddChunkValues(chunk, dim, queries + begin, end - begin);
     b = end_block;
   }
   for (int n = 0; n < count; ++n) {

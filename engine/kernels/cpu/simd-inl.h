@@ -39,7 +39,7 @@ inline constexpr int kVecs = 16 / kLanes;  // registers of 16 floats
 
 HWY_INLINE F32Vec LoadF32(const float* from) { return hn::LoadU(F32(), from); }
 
-// Floats, the floats that binary16 bits stand for, or integers as floats.
+// Floats, or the floats that binary16 bits stand for.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadAsF32(D d, const float* from) {
   return hn::LoadU(d, from);
@@ -58,12 +58,6 @@ HWY_INLINE hn::Vec<D> LoadAsF32(D d, const std::uint16_t* from) {
 #else
   return value;
 #endif
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadAsF32(D d, const std::int8_t* from) {
-  const hn::Rebind<std::int8_t, D> bytes;
-  const hn::Rebind<std::int32_t, D> integers;
-  return hn::ConvertTo(d, hn::PromoteTo(integers, hn::LoadU(bytes, from)));
 }
 HWY_INLINE void StoreF32(F32Vec v, float* to) { hn::StoreU(v, F32(), to); }
 

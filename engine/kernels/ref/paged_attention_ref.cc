@@ -39,7 +39,7 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
     const std::int64_t slot = j % kBlock;
     float score = 0;
     for (std::int64_t p = 0; p < dim; ++p) {
-      score += query[p] * Load(args, keys, keys + p * kBlock + slot, p, slot);
+      score += query[p] * Load(args, keys, keys + args.kv.layout.key_at(p, slot), p, slot);
     }
     score *= args.scale;
     const float raised = std::max(maximum, score);
@@ -48,7 +48,8 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
     maximum = raised;
     sum = sum * keep + weight;
     for (std::int64_t p = 0; p < dim; ++p) {
-      out[p] = out[p] * keep + weight * Load(args, values, values + slot * dim + p, p, slot);
+      out[p] =
+          out[p] * keep + weight * Load(args, values, values + args.kv.layout.value_at(p, slot), p, slot);
     }
   }
   for (std::int64_t p = 0; p < dim; ++p) {
@@ -56,10 +57,9 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
   }
 }
 
-// The keys, or values, of one head of one position: element p is stored at piece[first + p * step].
-template <typename T>
-void Store(const AppendKvArgs& args, const float* from, T* piece, std::int64_t slot, std::int64_t first,
-           std::int64_t step) {
+// The keys, or values, of one head of the position in slot `slot`; number p goes to piece[at(p)].
+template <typename T, typename At>
+void Store(const AppendKvArgs& args, const float* from, std::int64_t slot, T* piece, const At& at) {
   const std::int64_t dim = args.kv.layout.head_dim;
   if constexpr (tensor::kHasKvScales<T>) {
     for (std::int64_t g = 0; g < args.kv.layout.groups(); ++g) {
@@ -68,12 +68,12 @@ void Store(const AppendKvArgs& args, const float* from, T* piece, std::int64_t s
       T numbers[tensor::kKvGroupDims];
       args.kv.scales(piece)[g * kBlock + slot] = tensor::QuantizeKvGroup(from + begin, count, numbers);
       for (std::int64_t i = 0; i < count; ++i) {
-        piece[first + (begin + i) * step] = numbers[i];
+        piece[at(begin + i)] = numbers[i];
       }
     }
   } else {
     for (std::int64_t p = 0; p < dim; ++p) {
-      tensor::StoreKv(from[p], piece + first + p * step);
+      tensor::StoreKv(from[p], piece + at(p));
     }
   }
 }
@@ -87,9 +87,10 @@ void AppendRows(const AppendKvArgs& args) {
       const base::BlockId block = seq.blocks[static_cast<std::size_t>(position / kBlock)];
       const std::int64_t slot = position % kBlock;
       for (std::int64_t h = 0; h < args.kv.layout.kv_heads; ++h) {
-        Store(args, args.keys.f32(seq.first_row + r) + h * dim, args.kv.keys<T>(block, h), slot, slot, kBlock);
-        Store(args, args.values.f32(seq.first_row + r) + h * dim, args.kv.values<T>(block, h), slot,
-              slot * dim, 1);
+        Store(args, args.keys.f32(seq.first_row + r) + h * dim, slot, args.kv.keys<T>(block, h),
+              [&](std::int64_t p) { return args.kv.layout.key_at(p, slot); });
+        Store(args, args.values.f32(seq.first_row + r) + h * dim, slot, args.kv.values<T>(block, h),
+              [&](std::int64_t p) { return args.kv.layout.value_at(p, slot); });
       }
     }
   }

@@ -207,7 +207,7 @@ TEST(PoliciesPropertyTest, NothingIsAllocatedOnceWarm) {
   const RoutingTrace trace = RandomTrace(7, 5, 3);
   const std::vector<TraceStep> steps = MixedSteps(trace, 7);
   for (const Case& c : {kCases[3], kCases[6], kCases[8]}) {
-    for (const char* name : {"naive", "static", "lru", "simple"}) {
+    for (const char* name : {"naive", "static", "lru", "simple", "hub"}) {
       const TierShape shape = ShapeOf(c);
       PolicyOptions options;
       options.host_lane = true;
