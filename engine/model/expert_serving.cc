@@ -44,12 +44,13 @@ void ServingScratch::Clear() {
 absl::Status ExpertServing::Begin() {
   ServingScratch& s = context_.work.serving;
   s.Clear();
+  TellVacated();
   COMOE_RETURN_IF_ERROR(Classify());
   if (!s.demand.empty()) {
     COMOE_RETURN_IF_ERROR(Decide());
     COMOE_RETURN_IF_ERROR(StartHostLane());
-    COMOE_RETURN_IF_ERROR(IssueFetches());
   }
+  COMOE_RETURN_IF_ERROR(IssueFetches());
   if (next_fetch_ == s.fetches.size()) {
     GiveOrders();
   }
@@ -76,23 +77,30 @@ absl::Status ExpertServing::Classify() {
       s.demand_group.push_back(static_cast<std::int64_t>(g));
       continue;
     }
-    COMOE_ASSIGN_OR_RETURN(experts::Served served, context_.experts.Acquire(key));
-    ++s.served_hit;
-    const kernels::ExpertRows work = {
-        served.lease.view(),
+    kernels::ExpertRows work = {
+        {},
         dispatch.rows().subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count)),
         group.first};
-    if (served.ready.Done()) {
+    absl::StatusOr<experts::Served> served = context_.experts.Acquire(key);
+    if (absl::IsResourceExhausted(served.status())) {
+      // It was lost on its way since the director last heard, and nothing is free to fetch it through: later.
+      s.fetches.push_back({api::kStagingSlot, work, key});
+      continue;
+    }
+    COMOE_RETURN_IF_ERROR(served.status());
+    ++s.served_hit;
+    work.expert = served->lease.view();
+    if (served->ready.Done()) {
       // It may have failed while nobody waited for it.
-      if (const absl::Status status = served.ready.Synchronize(); !status.ok()) {
+      if (const absl::Status status = served->ready.Synchronize(); !status.ok()) {
         COMOE_RETURN_IF_ERROR(GiveUp(work, key, status));
-        context_.experts.Failed(std::move(served.lease), status);
+        context_.experts.Failed(std::move(served->lease), status);
         continue;
       }
       s.hits.push_back(work);
-      s.hit_leases.push_back(std::move(served.lease));
+      s.hit_leases.push_back(std::move(served->lease));
     } else {
-      s.arrivals.push_back({std::move(served), work});
+      s.arrivals.push_back({*std::move(served), work});
     }
   }
   return absl::OkStatus();
@@ -221,10 +229,15 @@ absl::Status ExpertServing::Finish() {
   s.hit_leases.clear();
   s.arrivals.clear();
   context_.experts.LayerPassed(layer_);
+  TellVacated();
+  return absl::OkStatus();
+}
+
+// Copies may have failed at any time.
+void ExpertServing::TellVacated() {
   for (const experts::ExpertCache::Vacated& vacated : context_.experts.TakeVacated()) {
     context_.director.OnVacated(vacated.tier, vacated.slot, vacated.key, vacated.usable);
   }
-  return absl::OkStatus();
 }
 
 absl::Status ExpertServing::JoinHostLane() {

@@ -27,6 +27,7 @@ class ExpertServing {
   absl::Status Finish();
 
  private:
+  void TellVacated();
   absl::Status Classify();
   absl::Status Decide();
   absl::Status StartHostLane();

@@ -136,59 +136,92 @@ void MakeIntegers(const Query* tile, int count, std::int64_t begin, std::int64_t
   }
 }
 
-// weights[j] = q . key j of a block, or what these dimensions add to it, for queries [first, first + N).
-template <int N>
+// weights[j] = q . key j of B blocks from number `block` on, or what these dimensions add to it, for queries
+// [first, first + N).
+template <int N, int B>
 HWY_INLINE void BlockScores(const Chunk<std::int8_t>& chunk, int block, std::int64_t dim,
                             const IntegerQueries& queries, int first, Query* tile) {
-  const std::int8_t* keys = chunk.keys(block);
-  const std::int8_t* ahead = chunk.after_keys(block, 2);
+  const std::int16_t* HWY_RESTRICT q = queries.pairs[0][first];
+  const std::int8_t* HWY_RESTRICT keys[B];
+  const std::int8_t* ahead[B];
+  COMOE_UNROLL
+  for (int b = 0; b < B; ++b) {
+    keys[b] = chunk.keys(block + b) + queries.begin / 2 * kPairRow;
+    ahead[b] = chunk.after_keys(block + b, 2) + queries.begin / 2 * kPairRow;
+  }
   for (std::int64_t at = queries.begin; at < queries.end; at += kGroup) {
-    I32Vec sums[N][kVecs];
+    I32Vec sums[B][N][kVecs];
     COMOE_UNROLL
-    for (int n = 0; n < N; ++n) {
+    for (int b = 0; b < B; ++b) {
+      hwy::Prefetch(ScalesOf(chunk.after_keys(block + b, 2), dim, at / kGroup));
       COMOE_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        sums[n][v] = hn::Zero(I32());
-      }
-    }
-    const std::int64_t last = (std::min(queries.end, at + kGroup) + 1) / 2;
-    for (std::int64_t pair = at / 2; pair < last; ++pair) {
-      const auto* q = queries.pairs[pair - queries.begin / 2] + first;
-      hwy::Prefetch(ahead + pair * kPairRow);
-      COMOE_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        const Pairs key = LoadPairs(keys + pair * kPairRow + v * kPairLanes);
+      for (int n = 0; n < N; ++n) {
         COMOE_UNROLL
-        for (int n = 0; n < N; ++n) {
-          sums[n][v] = AddProducts(key, LoadPair(q[n]), sums[n][v]);
+        for (int v = 0; v < kVecs; ++v) {
+          sums[b][n][v] = hn::Zero(I32());
         }
       }
     }
-    hwy::Prefetch(ScalesOf(ahead, dim, at / kGroup));
-    const float* scales = ScalesOf(keys, dim, at / kGroup);
+    const auto add_row = [&](std::int64_t r) HWY_ATTR {
+      COMOE_UNROLL
+      for (int b = 0; b < B; ++b) {
+        if (r % 2 == 0) {
+          hwy::Prefetch(ahead[b] + r * kPairRow);
+        }
+        COMOE_UNROLL
+        for (int v = 0; v < kVecs; ++v) {
+          const Pairs key = LoadPairs(keys[b] + r * kPairRow + v * kPairLanes);
+          COMOE_UNROLL
+          for (int n = 0; n < N; ++n) {
+            sums[b][n][v] = AddProducts(key, LoadPair(q + 2 * (r * kTileQueries + n)), sums[b][n][v]);
+          }
+        }
+      }
+    };
+    if (queries.end - at >= kGroup) {
+      COMOE_UNROLL
+      for (std::int64_t r = 0; r < kGroup / 2; ++r) {
+        add_row(r);
+      }
+    } else {
+      COMOE_NO_UNROLL
+      for (std::int64_t r = 0; 2 * r < queries.end - at; ++r) {
+        add_row(r);
+      }
+    }
+    q += kGroup * kTileQueries;
+    COMOE_UNROLL
+    for (int b = 0; b < B; ++b) {
+      keys[b] += kGroup / 2 * kPairRow;
+      ahead[b] += kGroup / 2 * kPairRow;
+    }
     const float* query_scales = queries.scales[(at - queries.begin) / kGroup] + first;
     COMOE_UNROLL
-    for (int n = 0; n < N; ++n) {
+    for (int b = 0; b < B; ++b) {
+      const float* scales = ScalesOf(chunk.keys(block + b), dim, at / kGroup);
       COMOE_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        float* to = tile[first + n].weights + block * kBlock + v * kLanes;
-        const F32Vec scale = hn::Mul(LoadF32(scales + v * kLanes), hn::Set(F32(), query_scales[n]));
-        const F32Vec sum = hn::ConvertTo(F32(), sums[n][v]);
-        StoreF32(at == 0 ? hn::Mul(sum, scale) : hn::MulAdd(sum, scale, LoadF32(to)), to);
+      for (int n = 0; n < N; ++n) {
+        COMOE_UNROLL
+        for (int v = 0; v < kVecs; ++v) {
+          float* to = tile[first + n].weights + (block + b) * kBlock + v * kLanes;
+          const F32Vec scale = hn::Mul(LoadF32(scales + v * kLanes), hn::Set(F32(), query_scales[n]));
+          const F32Vec sum = hn::ConvertTo(F32(), sums[b][n][v]);
+          StoreF32(at == 0 ? hn::Mul(sum, scale) : hn::MulAdd(sum, scale, LoadF32(to)), to);
+        }
       }
     }
   }
 }
 
-template <int N>
+template <int N, int B>
 HWY_INLINE void AllBlockScores(const Chunk<std::int8_t>& chunk, int block, std::int64_t dim,
                                const IntegerQueries& queries, int begin, int end, Query* tile) {
   for (; end - begin >= N; begin += N) {
-    BlockScores<N>(chunk, block, dim, queries, begin, tile);
+    BlockScores<N, B>(chunk, block, dim, queries, begin, tile);
   }
   if constexpr (N > 1) {
     if (begin < end) {
-      AllBlockScores<N / 2>(chunk, block, dim, queries, begin, end, tile);
+      AllBlockScores<N / 2, B>(chunk, block, dim, queries, begin, end, tile);
     }
   }
 }
@@ -201,8 +234,16 @@ void IntegerScores(const Chunk<std::int8_t>& chunk, std::int64_t dim, IntegerQue
     if (dim > kSlabDims) {
       MakeIntegers(tile, count, slab, dim, &queries);
     }
-    ForBlocks(chunk, 0, begin, end, tile, [&](int block, int first, int last) HWY_ATTR {
-      AllBlockScores<kIntegerQueries>(chunk, block, dim, queries, first, last, tile);
+    // As with floats, few queries take two blocks at once.
+    constexpr int kFew = std::max(1, kIntegerQueries / 4);
+    int block = 0;
+    if (end - begin <= kFew) {
+      for (; block + 2 <= chunk.blocks; block += 2) {
+        AllBlockScores<kFew, 2>(chunk, block, dim, queries, begin, end, tile);
+      }
+    }
+    ForBlocks(chunk, block, begin, end, tile, [&](int b, int first, int last) HWY_ATTR {
+      AllBlockScores<kIntegerQueries, 1>(chunk, b, dim, queries, first, last, tile);
     });
   }
 }
@@ -220,19 +261,28 @@ HWY_INLINE float WeightsOfGroup(const Chunk<std::int8_t>& chunk, std::int64_t di
   const F32 d;
   alignas(64) float products[kChunkSize];
   I32Vec magnitudes = hn::Zero(I32());
+  const auto product = [&](int at) HWY_ATTR {
+    const float* scales = ScalesOf(chunk.values(at / static_cast<int>(kBlock)), dim, group);
+    return hn::Mul(LoadF32(query.weights + at), LoadF32(scales + at % static_cast<int>(kBlock)));
+  };
+  if (query.begin == 0 && query.end == kChunkSize) {
+    COMOE_UNROLL
+    for (int at = 0; at < kChunkSize; at += kLanes) {
+      const F32Vec some = product(at);
+      StoreF32(some, products + at);
+      magnitudes = MaxMagnitude(magnitudes, some);
+    }
+    return ToIntegers(products, kChunkSize, magnitudes, to);
+  }
   const int first = begin / kLanes * kLanes;
   int at = first;
   for (; at < end; at += kLanes) {
-    const float* scales = ScalesOf(chunk.values(at / static_cast<int>(kBlock)), dim, group);
-    F32Vec product = hn::Mul(LoadF32(query.weights + at), LoadF32(scales + at % static_cast<int>(kBlock)));
-    if (at < query.begin || at + kLanes > query.end) {
-      const F32Vec slot = hn::Iota(d, static_cast<float>(at));
-      const auto counts = hn::And(hn::Ge(slot, hn::Set(d, static_cast<float>(query.begin))),
-                                  hn::Lt(slot, hn::Set(d, static_cast<float>(query.end))));
-      product = hn::IfThenElseZero(counts, product);
-    }
-    StoreF32(product, products + at);
-    magnitudes = MaxMagnitude(magnitudes, product);
+    const F32Vec slot = hn::Iota(d, static_cast<float>(at));
+    const auto counts = hn::And(hn::Ge(slot, hn::Set(d, static_cast<float>(query.begin))),
+                                hn::Lt(slot, hn::Set(d, static_cast<float>(query.end))));
+    const F32Vec some = hn::IfThenElseZero(counts, product(at));
+    StoreF32(some, products + at);
+    magnitudes = MaxMagnitude(magnitudes, some);
   }
   return ToIntegers(products + first, at - first, magnitudes, to + first);
 }

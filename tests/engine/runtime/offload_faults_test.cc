@@ -118,7 +118,8 @@ void ExpectOnlyItsSequencesSuffer(const std::string& policy, const device::CopyF
   options.copy_limit = absl::Seconds(1);
   int injected = 0;
   options.copy_faults = [&](const device::CopyRequest& copy) {
-    if (broken && injected == 0 && copy.stage.kind == base::StageKind::kCopy && copy.stage.layer == 3 &&
+    if (broken && injected == 0 && copy.stage.kind == base::StageKind::kCopy &&
+        copy.stage.reason == base::CopyReason::kDemand && copy.stage.layer == 3 &&
         copy.direction == base::CopyDirection::kHostToDevice) {
       ++injected;
       return fault;
@@ -181,7 +182,7 @@ TEST_P(OffloadFaultsTest, RefusedPinnedMemoryIsSlowAndSaysSo) {
   EXPECT_GT(bundle->engine().offload_totals().unpinned_copies, 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, OffloadFaultsTest, ::testing::Values("naive", "lru", "simple"));
+INSTANTIATE_TEST_SUITE_P(Policies, OffloadFaultsTest, ::testing::Values("naive", "lru", "simple", "hub"));
 
 double HitRate(const api::OffloadTotals& t) {
   return static_cast<double>(t.served_hit) /
@@ -283,7 +284,7 @@ TEST(OffloadAllocationTest, StepsAllocateNothingButTheirResult) {
   const std::int64_t expected = count(resident);
   // The result: a list of spans, and each span's logits.
   EXPECT_EQ(expected, 32 * (1 + 4));
-  for (const char* policy : {"resident", "naive", "static", "lru", "simple"}) {
+  for (const char* policy : {"resident", "naive", "static", "lru", "simple", "hub"}) {
     for (const char* lane : {"off", "on"}) {
       for (const char* tiers : {"inclusive", "exclusive"}) {
         cli::EngineOptions options = Options(policy, 4);

@@ -22,6 +22,13 @@ namespace {
 constexpr std::int64_t kPrompt = 9;
 constexpr std::int64_t kDecoded = 10;
 
+// A sanitizer makes the trained models ten times slower: there one setting in twelve of theirs is run.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kTrainedStride = 12;
+#else
+constexpr int kTrainedStride = 1;
+#endif
+
 std::string Folder(const std::string& name) {
   const char* root = std::getenv("COMOE_SOURCE_DIR");
   const std::string base = root != nullptr ? root : ".";
@@ -70,7 +77,8 @@ cli::EngineOptions BaseOptions(const std::string& model, std::int64_t batch) {
 cli::EngineOptions OptionsOf(const std::string& model, const Setting& setting) {
   cli::EngineOptions options = BaseOptions(model, setting.batch);
   options.device = "emulated";
-  options.policy = setting.policy;
+  options.policy = setting.policy.substr(0, setting.policy.find(' '));
+  options.hub_mode = setting.policy == "hub throughput" ? "throughput" : "latency";
   options.host_lane = setting.host_lane;
   options.tiers = setting.tiers;
   options.emulated_clock = setting.clock;
@@ -205,7 +213,7 @@ TEST_P(OffloadTokensTest, AreThoseOfTheCpuWhateverThePolicyAndTheRoom) {
   int settings = 0;
   for (const std::int64_t batch : {1, 16}) {
     const Generated expected = GenerateWith(BaseOptions(GetParam(), batch), batch);
-    for (const char* policy : {"naive", "static", "lru", "simple"}) {
+    for (const char* policy : {"naive", "static", "lru", "simple", "hub", "hub throughput"}) {
       for (const double share : {1.0, 0.5, 0.25, 0.06, 0.0}) {
         for (const char* tiers : {"inclusive", "exclusive"}) {
           for (const char* lane : {"off", "on"}) {
@@ -213,7 +221,9 @@ TEST_P(OffloadTokensTest, AreThoseOfTheCpuWhateverThePolicyAndTheRoom) {
             setting.delays = settings % 2 == 1;
             setting.few_pinned = settings % 3 == 1;
             ++settings;
-            Check(setting, expected);
+            if (std::string(GetParam()).rfind("moe-", 0) != 0 || settings % kTrainedStride == 0) {
+              Check(setting, expected);
+            }
             if (HasFatalFailure()) {
               return;
             }
@@ -231,7 +241,7 @@ TEST_P(OffloadTokensTest, AreTheSameFromDisk) {
   }
   const Generated expected = GenerateWith(BaseOptions(GetParam(), 4), 4);
   const std::string file = absl::StrCat(::testing::TempDir(), "/", GetParam(), ".experts");
-  for (const char* policy : {"lru", "simple"}) {
+  for (const char* policy : {"lru", "simple", "hub"}) {
     for (const char* tiers : {"inclusive", "exclusive"}) {
       for (const char* lane : {"off", "on"}) {
         Setting setting{policy, 0.25, 4, lane, tiers};
@@ -249,7 +259,7 @@ TEST_P(OffloadTokensTest, AreTheSameOnTheRealClock) {
     GTEST_SKIP() << GetParam() << " is not here (../shared)";
   }
   const Generated expected = GenerateWith(BaseOptions(GetParam(), 4), 4);
-  for (const char* policy : {"naive", "lru", "simple"}) {
+  for (const char* policy : {"naive", "lru", "simple", "hub"}) {
     for (const char* tiers : {"inclusive", "exclusive"}) {
       for (const char* lane : {"off", "on"}) {
         Setting setting{policy, 0.25, 4, lane, tiers};
