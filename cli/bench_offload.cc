@@ -1,12 +1,14 @@
 // `comoe bench offload`: policies at equal memory on identical steps.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -26,7 +28,7 @@ namespace {
 
 struct BenchOffloadOptions {
   EngineOptions engine;
-  std::string policies = "naive,static,lru,simple";
+  std::string policies = "naive,static,lru,simple,hub";
   std::string batches = "1,8";
   std::string capacities = "0.25";
   std::string ids;
@@ -34,6 +36,7 @@ struct BenchOffloadOptions {
   double copy_computes = 0.0;  // 0: by the preset's rates
   double host_computes = 6.0;  // with copy_computes
   double dense_computes = 0.1;
+  std::vector<std::string> sweeps;  // "NAME=V1,V2,..."
   std::string plot;
   bool json = false;
 };
@@ -238,6 +241,105 @@ std::string DefaultIds(const std::string& model) {
   return "";
 }
 
+struct SweepPoint {
+  double value = 0.0;
+  Point point;
+};
+
+double Wasted(const OffloadRun& run) {
+  return Ratio(static_cast<double>(run.totals.prefetch_wasted_bytes),
+               static_cast<double>(BytesToDevice(run.totals)));
+}
+
+// Of one parameter, the value with the lowest p99 between tokens at the smallest batch, and that with the
+// most tokens a second at the largest.
+struct BestValues {
+  double latency = 0.0;
+  double throughput = 0.0;
+};
+BestValues FindBest(const std::vector<SweepPoint>& points, std::int64_t smallest, std::int64_t largest) {
+  BestValues best;
+  double lowest = std::numeric_limits<double>::infinity();
+  double highest = 0.0;
+  for (const SweepPoint& p : points) {
+    const double p99 = Quantile(p.point.run.step_seconds, 0.99);
+    if (p.point.batch == smallest && p99 < lowest) {
+      lowest = p99;
+      best.latency = p.value;
+    }
+    if (p.point.batch == largest && p.point.run.tokens_per_second() > highest) {
+      highest = p.point.run.tokens_per_second();
+      best.throughput = p.value;
+    }
+  }
+  return best;
+}
+
+// The hub with one parameter after the other moved, all others at their conservative values.
+absl::Status Sweep(const BenchOffloadOptions& options, const std::vector<std::vector<base::TokenId>>& texts,
+                   const std::vector<std::int64_t>& batches, double share) {
+  const auto [smallest, largest] = std::minmax_element(batches.begin(), batches.end());
+  std::string latency, throughput;
+  std::vector<Plot> plots;
+  nlohmann::json out = nlohmann::json::array();
+  for (const std::string& sweep : options.sweeps) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(sweep, absl::MaxSplits('=', 1));
+    std::vector<SweepPoint> points;
+    Plot plot{parts.first, parts.first, "tokens/s", false, {}};
+    for (const std::int64_t batch : batches) {
+      PlotSeries& series = plot.series.emplace_back(PlotSeries{absl::StrCat("batch ", batch), {}});
+      for (const absl::string_view text : absl::StrSplit(parts.second, ',')) {
+        BenchOffloadOptions moved = options;
+        moved.engine.hub_mode = "conservative";
+        moved.engine.hub_set = absl::StrCat(parts.first, "=", text);
+        SweepPoint& p = points.emplace_back();
+        if (!absl::SimpleAtod(text, &p.value)) {
+          return absl::InvalidArgumentError(absl::StrCat("--sweep ", sweep, ": '", text, "' is no number"));
+        }
+        COMOE_ASSIGN_OR_RETURN(p.point, Measure(moved, texts, "hub", share, batch));
+        series.points.emplace_back(p.value, p.point.run.tokens_per_second());
+      }
+    }
+    if (!options.json) {
+      std::printf("%-22s %12s %5s %10s %10s %10s %8s %8s\n", "parameter", "value", "batch", "tokens/s",
+                  "p50 ms", "p99 ms", "MB/token", "wasted");
+    }
+    for (const SweepPoint& p : points) {
+      const OffloadRun& run = p.point.run;
+      const double mb =
+          static_cast<double>(BytesToDevice(run.totals)) / static_cast<double>(run.tokens) * 1e-6;
+      out.push_back({{"parameter", parts.first},
+                     {"value", p.value},
+                     {"batch", p.point.batch},
+                     {"tokens_per_second", run.tokens_per_second()},
+                     {"inter_token_p99_seconds", Quantile(run.step_seconds, 0.99)},
+                     {"wasted_share", Wasted(run)}});
+      if (!options.json) {
+        std::printf("%-22s %12g %5d %10.1f %10.3f %10.3f %8.2f %7.1f%%\n", parts.first.c_str(), p.value,
+                    static_cast<int>(p.point.batch), run.tokens_per_second(),
+                    1e3 * Quantile(run.step_seconds, 0.5), 1e3 * Quantile(run.step_seconds, 0.99), mb,
+                    100.0 * Wasted(run));
+      }
+    }
+    const BestValues best = FindBest(points, *smallest, *largest);
+    absl::StrAppend(&latency, latency.empty() ? "" : ",", parts.first, "=", best.latency);
+    absl::StrAppend(&throughput, throughput.empty() ? "" : ",", parts.first, "=", best.throughput);
+    plots.push_back(std::move(plot));
+  }
+  if (options.json) {
+    std::printf(
+        "%s\n",
+        nlohmann::json({{"points", out}, {"latency", latency}, {"throughput", throughput}}).dump(2).c_str());
+  } else {
+    std::printf(
+        "\nbest here for latency:    --policy hub --hub-mode latency --hub %s\nbest here for throughput: "
+        "--policy "
+        "hub --hub-mode throughput --hub %s\n",
+        latency.c_str(), throughput.c_str());
+  }
+  return options.plot.empty() ? absl::OkStatus() : WritePlots(options.plot, plots);
+}
+
 absl::Status BenchOffload(const BenchOffloadOptions& options) {
   const std::vector<std::string> policies = absl::StrSplit(options.policies, ',');
   COMOE_ASSIGN_OR_RETURN(const std::vector<std::int64_t> batches,
@@ -254,6 +356,9 @@ absl::Status BenchOffload(const BenchOffloadOptions& options) {
   }
   COMOE_ASSIGN_OR_RETURN(const std::vector<std::vector<base::TokenId>> texts,
                          ReadForcedIds(ids, static_cast<std::int32_t>(folder.config.vocab_size)));
+  if (!options.sweeps.empty()) {
+    return Sweep(options, texts, batches, shares.front());
+  }
   std::vector<Point> points;
   for (const double share : shares) {
     for (const std::int64_t batch : batches) {
@@ -292,8 +397,9 @@ void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result) {
       bench.add_subcommand("offload", "policies for experts at equal memory, on identical steps");
   AddEngineFlags(*command, options->engine);
   command
-      ->add_option("--policies", options->policies,
-                   "compared with the first of them: naive, naive-pageable, static, lru, simple, resident")
+      ->add_option(
+          "--policies", options->policies,
+          "compared with the first of them: naive, naive-pageable, static, lru, simple, hub, resident")
       ->capture_default_str();
   command->add_option("--batch", options->batches, "sequences of a step")->capture_default_str();
   command->add_option("--capacities", options->capacities, "shares of the experts in device memory")
@@ -325,6 +431,12 @@ void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result) {
                    "with it: every other kernel takes as long as this many experts on the device")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  command
+      ->add_option(
+          "--sweep", options->sweeps,
+          "NAME=V1,V2,...: moves a parameter of the hub (docs/TUNING.md) from the conservative values, and "
+          "says which flags are best here for either mode; several times for several parameters")
+      ->allow_extra_args(false);
   command->add_option("--plot", options->plot, "also draw FILE.svg or FILE.png (gnuplot)");
   command->add_flag("--json", options->json, "print JSON");
   command->callback([options, &result] { result = BenchOffload(*options); });

@@ -39,13 +39,34 @@ device::EmulatedRates StudyRates(const EngineOptions& options, device::EmulatedR
   return rates;
 }
 
+// How many experts the device's budget has room for, at least one.
+absl::StatusOr<std::int64_t> DeviceSlots(const EngineOptions& options, std::int64_t num_experts,
+                                         std::uint64_t blob_bytes) {
+  if (!options.expert_cache_bytes.empty()) {
+    COMOE_ASSIGN_OR_RETURN(const std::uint64_t bytes, base::ParseBytes(options.expert_cache_bytes));
+    if (bytes < blob_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat("--expert-cache-bytes is less than one expert of ",
+                                                     base::FormatBytes(blob_bytes), ": raise it"));
+    }
+    return static_cast<std::int64_t>(
+        std::min<std::uint64_t>(bytes / blob_bytes, std::numeric_limits<std::int32_t>::max()));
+  }
+  if (options.policy == "resident" && options.expert_cache_fraction < 0.0) {
+    return num_experts;
+  }
+  const double share =
+      options.expert_cache_fraction >= 0.0 ? options.expert_cache_fraction : kDefaultCacheShare;
+  return std::max<std::int64_t>(
+      1, static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9)));
+}
+
 }  // namespace
 
 absl::Status CheckOffloadOptions(const EngineOptions& options) {
   if (options.device == "cuda") {
     return absl::UnimplementedError("--device cuda is not built into this version; supported: cpu, emulated");
   }
-  if (options.expert_cache_fraction > 1.0) {
+  if (options.expert_cache_fraction > 1.0 || options.expert_cache_fraction == 0.0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--expert-cache-fraction is ", options.expert_cache_fraction, ": it lies in (0, 1]"));
   }
@@ -75,24 +96,16 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeOffloadDevice(const EngineOp
 absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t num_experts,
                                      std::uint64_t blob_bytes) {
   TierBudget budget;
+  COMOE_ASSIGN_OR_RETURN(const std::int64_t slots, DeviceSlots(options, num_experts, blob_bytes));
   if (options.policy == "resident") {
+    if (slots < num_experts) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("--policy resident needs room for all ", num_experts,
+                       " experts on the device, and there is some for ", slots,
+                       ": raise --expert-cache-bytes or --expert-cache-fraction, or choose another policy"));
+    }
     budget.device_slots = num_experts;
   } else {
-    std::int64_t slots = 0;
-    if (!options.expert_cache_bytes.empty()) {
-      COMOE_ASSIGN_OR_RETURN(const std::uint64_t bytes, base::ParseBytes(options.expert_cache_bytes));
-      slots = static_cast<std::int64_t>(
-          std::min<std::uint64_t>(bytes / blob_bytes, std::numeric_limits<std::int32_t>::max()));
-    } else {
-      const double share =
-          options.expert_cache_fraction >= 0.0 ? options.expert_cache_fraction : kDefaultCacheShare;
-      slots = std::max<std::int64_t>(
-          1, static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9)));
-    }
-    if (slots < 1) {
-      return absl::InvalidArgumentError(absl::StrCat("--expert-cache-bytes is less than one expert of ",
-                                                     base::FormatBytes(blob_bytes), ": raise it"));
-    }
     // What is kept and what passes through share the budget. `naive` keeps nothing and passes one at a time.
     const std::int64_t staging =
         options.policy == "naive" ? 1 : std::clamp<std::int64_t>(slots / kSlotsPerStaging, 1, kMaxStaging);
@@ -132,8 +145,12 @@ absl::StatusOr<routing::Policy> MakeOffloadPolicy(const EngineOptions& options, 
   routing::PolicyOptions policy;
   policy.host_lane = options.host_lane == "on";
   policy.expert_bytes = info.expert_bytes;
-  COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
-  policy.hub = routing::ModeParameters(mode);
+  if (options.hub_mode == "conservative") {  // where sweeps start; not a flag
+    policy.hub = routing::ConservativeParameters();
+  } else {
+    COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
+    policy.hub = routing::ModeParameters(mode);
+  }
   if (!options.hub_set.empty()) {
     COMOE_RETURN_IF_ERROR(routing::SetHubParameters(options.hub_set, &policy.hub));
   }
