@@ -17,6 +17,9 @@
 #include "engine/base/rng.h"
 #include "gtest/gtest.h"
 
+// Sanitizers bring their own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define COMOE_COUNTS_ALLOCATIONS 1
 namespace {
 
 std::atomic<bool> g_counting{false};
@@ -34,9 +37,6 @@ void* Allocate(std::size_t bytes) {
 
 }  // namespace
 
-// Sanitizers bring their own.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define COMOE_COUNTS_ALLOCATIONS 1
 [[gnu::noinline]] void* operator new(std::size_t bytes) { return Allocate(bytes); }
 [[gnu::noinline]] void* operator new[](std::size_t bytes) { return Allocate(bytes); }
 [[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
