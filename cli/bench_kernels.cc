@@ -186,32 +186,26 @@ KernelCase AttentionCase(std::int64_t rows, std::int64_t length, std::int64_t he
     std::fill_n(reinterpret_cast<std::uint16_t*>(state->pool.data()), blocks * layout.block_elements(),
                 tensor::FloatToF16(0.3F));
   }
-  if (kv_dtype == DType::kQ8) {
-    // Scales that make neither NaN nor subnormal sums; what they are does not matter for speed otherwise.
-    std::fill_n(state->pool.data(), static_cast<std::size_t>(blocks) * layout.block_bytes() / sizeof(float),
-                0.01F);
-  }
   for (std::int64_t b = 0; b < blocks; ++b) {
     state->ids.push_back({static_cast<std::int32_t>(b)});
   }
   const double seen =
       static_cast<double>(rows) * (static_cast<double>(length) - 0.5 * static_cast<double>(rows - 1));
-  return {
-      absl::StrCat("Attention ", rows, " rows at ", length, ", ", heads, " heads, ", kv_heads, " KV, ",
-                   head_dim, kv_dtype == DType::kF32 ? "" : absl::StrCat(", ", tensor::DTypeName(kv_dtype))),
-      static_cast<double>(blocks) * static_cast<double>(layout.block_bytes()),
-      4.0 * seen * static_cast<double>(heads * head_dim),
-      [state, rows, length, heads](device::Stream& stream) {
-        const kernels::SequenceRows sequence = {0, rows, length - rows, state->ids};
-        kernels::AttentionArgs args;
-        args.queries = state->queries.view();
-        args.sequences = {&sequence, 1};
-        args.kv = {reinterpret_cast<std::byte*>(state->pool.data()), state->blocks, state->layout};
-        args.heads = heads;
-        args.scale = 0.1F;
-        args.out = state->out.view();
-        return kernels::Attention(Table(), args, stream);
-      }};
+  return {absl::StrCat("Attention ", rows, " rows at ", length, ", ", heads, " heads, ", kv_heads, " KV, ",
+                       head_dim, kv_dtype == DType::kF16 ? ", F16" : ""),
+          static_cast<double>(blocks) * static_cast<double>(layout.block_bytes()),
+          4.0 * seen * static_cast<double>(heads * head_dim),
+          [state, rows, length, heads](device::Stream& stream) {
+            const kernels::SequenceRows sequence = {0, rows, length - rows, state->ids};
+            kernels::AttentionArgs args;
+            args.queries = state->queries.view();
+            args.sequences = {&sequence, 1};
+            args.kv = {reinterpret_cast<std::byte*>(state->pool.data()), state->blocks, state->layout};
+            args.heads = heads;
+            args.scale = 0.1F;
+            args.out = state->out.view();
+            return kernels::Attention(Table(), args, stream);
+          }};
 }
 
 KernelCase EmbedCase(const ColdMemory& memory, std::int64_t rows, std::int64_t hidden) {
@@ -323,14 +317,11 @@ std::vector<KernelCase> AllCases(const ColdMemory& memory) {
   cases.push_back(AttentionCase(1, 512, 32, 4, 128));
   cases.push_back(AttentionCase(1, 8192, 32, 4, 128));
   cases.push_back(AttentionCase(1, 8192, 32, 4, 128, DType::kF16));
-  cases.push_back(AttentionCase(1, 8192, 32, 4, 128, DType::kQ8));
   cases.push_back(AttentionCase(512, 512, 32, 4, 128));
   cases.push_back(AttentionCase(64, 8192, 32, 4, 128));
   cases.push_back(AttentionCase(1, 1024, 4, 2, 64));
   cases.push_back(AttentionCase(1, 1024, 4, 2, 64, DType::kF16));
-  cases.push_back(AttentionCase(1, 1024, 4, 2, 64, DType::kQ8));
   cases.push_back(AttentionCase(512, 512, 4, 2, 64));
-  cases.push_back(AttentionCase(512, 512, 4, 2, 64, DType::kQ8));
   for (const std::int64_t rows : {1, 512}) {
     cases.push_back(RmsNormCase(rows, 2048, 1));
     cases.push_back(RmsNormCase(rows, 4096, 32));

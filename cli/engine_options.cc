@@ -351,10 +351,9 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
 void AddKvFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--kv-bytes", options.kv_bytes,
                  "memory for keys and values, like 2GiB (default: a whole context for each sequence)");
-  app.add_option(
-         "--kv-dtype", options.kv_dtype,
-         "how keys and values are stored: f32, or, not exact, f16 in half the memory, q8 (bytes) in 0.28")
-      ->check(CLI::IsMember({"f32", "f16", "q8"}))
+  app.add_option("--kv-dtype", options.kv_dtype,
+                 "how keys and values are stored: f32, or f16 in half the memory and not exact")
+      ->check(CLI::IsMember({"f32", "f16"}))
       ->capture_default_str();
 }
 
@@ -365,11 +364,7 @@ absl::StatusOr<tensor::DType> KvDType(const EngineOptions& options) {
   if (options.kv_dtype == "f16") {
     return tensor::DType::kF16;
   }
-  if (options.kv_dtype == "q8") {
-    return tensor::DType::kQ8;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--kv-dtype is ", options.kv_dtype, ": it is f32, f16 or q8"));
+  return absl::InvalidArgumentError(absl::StrCat("--kv-dtype is ", options.kv_dtype, ": it is f32 or f16"));
 }
 
 absl::StatusOr<checkpoint::MemoryPlan> PlanMemory(const EngineOptions& options,

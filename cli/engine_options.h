@@ -34,7 +34,7 @@ struct EngineOptions {
   std::string policy;                      // "": resident on the cpu, else simple
   int threads = 0;                         // 0: as many as affinity and cgroup allow
   std::string kv_bytes;                    // "": from context and sequences
-  std::string kv_dtype = "f32";            // f32 | f16 | q8
+  std::string kv_dtype = "f32";            // f32 | f16
   std::string expert_cache_bytes;          // "": not set
   std::string pinned_bytes;                // "": not set
   double expert_cache_fraction = -1.0;     // < 0: not set

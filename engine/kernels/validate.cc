@@ -50,8 +50,9 @@ absl::Status CheckKv(absl::string_view op, const tensor::KvView& kv) {
     return BadArgument(op, absl::StrCat("the KV cache has ", kv.num_blocks, " blocks of ", kv.layout.kv_heads,
                                         " heads of ", kv.layout.head_dim));
   }
-  if (kv.layout.dtype == tensor::DType::kBf16) {
-    return BadArgument(op, "the KV cache is BF16, not F32, F16 or Q8");
+  if (kv.layout.dtype != tensor::DType::kF32 && kv.layout.dtype != tensor::DType::kF16) {
+    return BadArgument(
+        op, absl::StrCat("the KV cache is ", tensor::DTypeName(kv.layout.dtype), ", not F32 or F16"));
   }
   if (kv.data == nullptr && kv.num_blocks > 0) {
     return BadArgument(op, "the KV cache has no data");

@@ -32,7 +32,7 @@ struct EngineParts {
   std::int64_t max_rows = 512;
   std::int64_t max_sequences = 1;
   std::uint64_t kv_bytes = 0;
-  tensor::DType kv_dtype = tensor::DType::kF32;  // or kF16, kQ8
+  tensor::DType kv_dtype = tensor::DType::kF32;  // or kF16
   // Whether the host may compute missing experts: with what kernels (on host streams of the device). nullptr:
   // it may not.
   const kernels::KernelTable* host_lane_kernels = nullptr;

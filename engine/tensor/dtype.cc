@@ -13,8 +13,6 @@ absl::string_view DTypeName(DType dtype) {
       return "BF16";
     case DType::kF16:
       return "F16";
-    case DType::kQ8:
-      return "Q8";
   }
   return "unknown";
 }

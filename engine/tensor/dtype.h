@@ -10,15 +10,10 @@
 
 namespace comoe::tensor {
 
-// kQ8: integers with a scale for each group of them, which kv_layout.h defines; keys and values only, no
-// weights.
-enum class DType { kF32, kBf16, kF16, kQ8 };
+enum class DType { kF32, kBf16, kF16 };
 
-absl::string_view DTypeName(DType dtype);  // "F32", "BF16", "F16": safetensors' spelling; "Q8"
-// Of one element, without the scales of kQ8.
-constexpr std::size_t DTypeBytes(DType dtype) {
-  return dtype == DType::kF32 ? 4 : dtype == DType::kQ8 ? 1 : 2;
-}
+absl::string_view DTypeName(DType dtype);  // "F32", "BF16", "F16": safetensors' spelling
+constexpr std::size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 constexpr float Bf16ToFloat(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/base/check.h"
-
 namespace comoe::tensor {
 namespace {
 
@@ -57,8 +55,6 @@ void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* 
       case DType::kF32:
         PackPlainPanel<4>(from, rows, layout.k, to);
         break;
-      case DType::kQ8:
-        COMOE_CHECK(false, "weights are not kQ8");
     }
   }
 }

@@ -74,6 +74,7 @@ Replayer::Replayer(const TierShape& shape, const ReplayOptions& options, api::Ex
   misses_.reserve(rows_needing_.size());
   decisions_.reserve(rows_needing_.size());
   named_.reserve(device_.size() + pinned_.size());
+  orders_.reserve(device_.size() + pinned_.size());
   for (const api::FetchOrder& order : director_.InitialOrders()) {
     initial_.Update(Fill(order.key, order.tier, order.slot, false));
     ++totals_.warmup;

@@ -43,7 +43,6 @@ void EmbedRow(const tensor::PackedMatrixView& table, std::int64_t id, float* out
       return;
     }
     case tensor::DType::kF32:
-    case tensor::DType::kQ8:  // no weights are
       break;
   }
   const auto* from = reinterpret_cast<const float*>(panel) + lane;

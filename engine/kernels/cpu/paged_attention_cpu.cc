@@ -7,8 +7,6 @@
 
 #include "engine/base/ids.h"
 #include "engine/base/status_macros.h"
-#include "engine/kernels/cpu/attention_integers-inl.h"
-#include "engine/kernels/cpu/attention_tile-inl.h"
 #include "engine/kernels/cpu/parallel.h"
 #include "engine/kernels/cpu/simd-inl.h"
 #include "engine/kernels/cpu/targets.h"
@@ -22,9 +20,47 @@ HWY_BEFORE_NAMESPACE();
 namespace comoe::kernels::HWY_NAMESPACE {
 namespace {
 
+constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
+static_assert(kBlock == 16, "the positions of a block are one group of vectors");
+
+// Queries that go over the blocks of one KV head together, so that a block is read once for all of them.
+constexpr int kTileQueries = 16;
 constexpr std::int64_t kPackedDims = 256;  // 16 KiB of stack; larger heads are read where they lie
 constexpr int kScoreQueries = kVecs == 1 ? 8 : kVecs == 2 ? 2 : 1;  // whose sums fit in the registers
 constexpr int kValueQueries = kVecs <= 2 ? 4 / kVecs : 1;
+
+constexpr std::int64_t kLineBytes = 64;
+
+// Blocks whose scores are computed before one step of the softmax and one pass over their values.
+constexpr int kChunkBlocks = 4;
+
+// Where the keys and values of a chunk lie, in the order of their use: keys of its blocks, values of its
+// blocks, and what comes after. Each is asked for while the two before it are worked on (keys of many
+// queries: the one before): the hardware's own prefetchers stop at the end of a page, and a block's keys may
+// be a page. T, here and below, is the stored type.
+template <typename T>
+struct Chunk {
+  int blocks = 0;
+  const T* pieces[2 * kChunkBlocks + 2];
+
+  const T* keys(int block) const { return pieces[block]; }
+  const T* values(int block) const { return pieces[blocks + block]; }
+  const T* after_keys(int block, int step) const { return pieces[block + step]; }
+  const T* after_values(int block) const { return pieces[blocks + block + 2]; }
+};
+
+// The state of one query head of one row.
+struct Query {
+  const float* q = nullptr;  // [P]
+  float* out = nullptr;      // [P], the weighted sum of values so far
+  std::int64_t first = 0;    // the positions that count: [first, last]
+  std::int64_t last = 0;
+  float maximum = 0;  // of the scores so far
+  int begin = 0;      // positions of the current chunk that count: [begin, end)
+  int end = 0;
+  alignas(64) float sums[kBlock];                    // of the weights so far, position j in sum j % 16
+  alignas(64) float weights[kChunkBlocks * kBlock];  // of the current chunk, its scores before
+};
 
 // weights[j] = q . key j of `B` blocks from number `block` on, over even and odd dimensions apart, for
 // queries [first, first + N) of a tile. `packed` holds the tile's queries [P, kTileQueries], or is nullptr
@@ -125,9 +161,18 @@ void ChunkScores(const Chunk<T>& chunk, std::int64_t dim, const float* packed, i
       AllScores<2, kFew>(chunk, block, dim, packed, begin, end, tile);
     }
   }
-  ForBlocks(chunk, block, begin, end, tile, [&](int b, int first, int last) HWY_ATTR {
-    AllScores<1, kScoreQueries>(chunk, b, dim, packed, first, last, tile);
-  });
+  for (; block < chunk.blocks; ++block) {
+    const int start = block * static_cast<int>(kBlock);
+    int first = begin;
+    while (first < end && tile[first].end <= start) {
+      ++first;
+    }
+    int last = first;
+    while (last < end && tile[last].begin < start + kBlock) {
+      ++last;
+    }
+    AllScores<1, kScoreQueries>(chunk, block, dim, packed, first, last, tile);
+  }
 }
 
 void Scale(float* values, std::int64_t n, float by) {
@@ -271,53 +316,6 @@ void AddAllValues(const Chunk<T>& chunk, std::int64_t dim, Query* queries, int c
   }
 }
 
-void AddChunkValues(const Chunk<std::int8_t>& chunk, std::int64_t dim, Query* queries, int count) {
-  AddAllIntegers(chunk, dim, queries, count);
-}
-template <typename T>
-void AddChunkValues(const Chunk<T>& chunk, std::int64_t dim, Query* queries, int count) {
-  AddAllValues(chunk, dim, queries, count);
-}
-
-// The queries of a tile in the form that their scores are computed from.
-template <typename T>
-class PackedQueries {
- public:
-  PackedQueries(Query* tile, int count, std::int64_t dim) : tile_(tile), dim_(dim) {
-    for (std::int64_t p = 0; p < (dim <= kPackedDims ? dim : 0); ++p) {
-      for (int n = 0; n < count; ++n) {
-        packed_[p * kTileQueries + n] = tile[n].q[p];
-      }
-    }
-  }
-  // Of the queries [begin, end) of the tile, which see positions of the chunk.
-  void Scores(const Chunk<T>& chunk, int begin, int end) {
-    ChunkScores(chunk, dim_, dim_ <= kPackedDims ? packed_ : nullptr, begin, end, tile_);
-  }
-
- private:
-  Query* const tile_;
-  const std::int64_t dim_;
-  alignas(64) float packed_[kPackedDims * kTileQueries];  // [P, kTileQueries]
-};
-
-template <>
-class PackedQueries<std::int8_t> {
- public:
-  PackedQueries(Query* tile, int count, std::int64_t dim) : tile_(tile), count_(count), dim_(dim) {
-    MakeIntegers(tile, count, 0, dim, &integers_);
-  }
-  void Scores(const Chunk<std::int8_t>& chunk, int begin, int end) {
-    IntegerScores(chunk, dim_, integers_, begin, end, count_, tile_);
-  }
-
- private:
-  Query* const tile_;
-  const int count_;
-  const std::int64_t dim_;
-  IntegerQueries integers_;
-};
-
 // Blocks [first, first + blocks) of a sequence, of which `last` is the last one that is ever used.
 template <typename T>
 Chunk<T> MakeChunk(const AttentionArgs& args, const SequenceRows& seq, std::int64_t kv_head,
@@ -368,7 +366,12 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
     std::fill(query.sums, query.sums + kBlock, 0.0F);
     std::fill(query.out, query.out + dim, 0.0F);
   }
-  PackedQueries<T> packed(queries, count, dim);
+  alignas(64) float packed[kPackedDims * kTileQueries];
+  for (std::int64_t p = 0; p < (dim <= kPackedDims ? dim : 0); ++p) {
+    for (int n = 0; n < count; ++n) {
+      packed[p * kTileQueries + n] = queries[n].q[p];
+    }
+  }
   const std::int64_t last_block = queries[count - 1].last / kBlock;
   // Chunks begin at multiples of their size, so that a row meets the same ones whatever rows are beside it.
   for (std::int64_t b = queries[0].first / kBlock; b <= last_block;) {
@@ -377,11 +380,11 @@ void AttendTile(const AttentionArgs& args, const SequenceRows& seq, std::int64_t
     int begin = 0;
     int end = 0;
     FindPositions(b * kBlock, chunk.blocks * kBlock, queries, count, begin, end);
-    packed.Scores(chunk, begin, end);
+    ChunkScores(chunk, dim, dim <= kPackedDims ? packed : nullptr, begin, end, queries);
     for (int n = begin; n < end; ++n) {
       UpdateSoftmax(args.scale, dim, queries[n]);
     }
-    AddChunkValues(chunk, dim, queries + begin, end - begin);
+    AddAllValues(chunk, dim, queries + begin, end - begin);
     b = end_block;
   }
   for (int n = 0; n < count; ++n) {

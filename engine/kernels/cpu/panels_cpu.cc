@@ -363,7 +363,6 @@ RunRowsFn PickRows(DType dtype, int rows) {
     case DType::kF16:
       return PickRows<DType::kF16>(rows, kRows);
     case DType::kF32:
-    case DType::kQ8:  // no weights are
       break;
   }
   return PickRows<DType::kF32>(rows, kRows);

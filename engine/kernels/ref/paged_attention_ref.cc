@@ -11,16 +11,6 @@ namespace {
 
 constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
 
-// Key or value number p of slot `slot` of a block, whose number is *element.
-template <typename T>
-float Load(const AttentionArgs& args, T* piece, const T* element, std::int64_t p, std::int64_t slot) {
-  if constexpr (tensor::kHasKvScales<T>) {
-    return static_cast<float>(*element) * args.kv.scales(piece)[p / tensor::kKvGroupDims * kBlock + slot];
-  } else {
-    return tensor::LoadKv(element);
-  }
-}
-
 // One head of one row at `position`: out[P] = softmax(scale * q.k) v over the positions that count. T: the
 // stored type.
 template <typename T>
@@ -34,12 +24,11 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
   std::fill(out, out + dim, 0.0F);
   for (std::int64_t j = first; j <= position; ++j) {
     const base::BlockId block = seq.blocks[static_cast<std::size_t>(j / kBlock)];
-    T* keys = args.kv.keys<T>(block, kv_head);
-    T* values = args.kv.values<T>(block, kv_head);
-    const std::int64_t slot = j % kBlock;
+    const T* keys = args.kv.keys<T>(block, kv_head) + j % kBlock;
+    const T* values = args.kv.values<T>(block, kv_head) + j % kBlock * dim;
     float score = 0;
     for (std::int64_t p = 0; p < dim; ++p) {
-      score += query[p] * Load(args, keys, keys + args.kv.layout.key_at(p, slot), p, slot);
+      score += query[p] * tensor::LoadKv(keys + p * kBlock);
     }
     score *= args.scale;
     const float raised = std::max(maximum, score);
@@ -48,33 +37,11 @@ void AttendRef(const AttentionArgs& args, const SequenceRows& seq, std::int64_t 
     maximum = raised;
     sum = sum * keep + weight;
     for (std::int64_t p = 0; p < dim; ++p) {
-      out[p] =
-          out[p] * keep + weight * Load(args, values, values + args.kv.layout.value_at(p, slot), p, slot);
+      out[p] = out[p] * keep + weight * tensor::LoadKv(values + p);
     }
   }
   for (std::int64_t p = 0; p < dim; ++p) {
     out[p] /= sum;
-  }
-}
-
-// The keys, or values, of one head of the position in slot `slot`; number p goes to piece[at(p)].
-template <typename T, typename At>
-void Store(const AppendKvArgs& args, const float* from, std::int64_t slot, T* piece, const At& at) {
-  const std::int64_t dim = args.kv.layout.head_dim;
-  if constexpr (tensor::kHasKvScales<T>) {
-    for (std::int64_t g = 0; g < args.kv.layout.groups(); ++g) {
-      const std::int64_t begin = g * tensor::kKvGroupDims;
-      const std::int64_t count = std::min(tensor::kKvGroupDims, dim - begin);
-      T numbers[tensor::kKvGroupDims];
-      args.kv.scales(piece)[g * kBlock + slot] = tensor::QuantizeKvGroup(from + begin, count, numbers);
-      for (std::int64_t i = 0; i < count; ++i) {
-        piece[at(begin + i)] = numbers[i];
-      }
-    }
-  } else {
-    for (std::int64_t p = 0; p < dim; ++p) {
-      tensor::StoreKv(from[p], piece + at(p));
-    }
   }
 }
 
@@ -87,10 +54,12 @@ void AppendRows(const AppendKvArgs& args) {
       const base::BlockId block = seq.blocks[static_cast<std::size_t>(position / kBlock)];
       const std::int64_t slot = position % kBlock;
       for (std::int64_t h = 0; h < args.kv.layout.kv_heads; ++h) {
-        Store(args, args.keys.f32(seq.first_row + r) + h * dim, slot, args.kv.keys<T>(block, h),
-              [&](std::int64_t p) { return args.kv.layout.key_at(p, slot); });
-        Store(args, args.values.f32(seq.first_row + r) + h * dim, slot, args.kv.values<T>(block, h),
-              [&](std::int64_t p) { return args.kv.layout.value_at(p, slot); });
+        for (std::int64_t p = 0; p < dim; ++p) {
+          tensor::StoreKv(args.keys.f32(seq.first_row + r)[h * dim + p],
+                          args.kv.keys<T>(block, h) + p * kBlock + slot);
+          tensor::StoreKv(args.values.f32(seq.first_row + r)[h * dim + p],
+                          args.kv.values<T>(block, h) + slot * dim + p);
+        }
       }
     }
   }

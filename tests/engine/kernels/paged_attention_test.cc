@@ -15,7 +15,7 @@ namespace comoe::kernels {
 namespace {
 
 constexpr std::int64_t kBlock = tensor::kKvBlockTokens;
-constexpr tensor::DType kKvDTypes[] = {tensor::DType::kF32, tensor::DType::kF16, tensor::DType::kQ8};
+constexpr tensor::DType kKvDTypes[] = {tensor::DType::kF32, tensor::DType::kF16};
 
 struct Shape {
   std::int64_t heads = 1;
@@ -92,22 +92,9 @@ class History {
     return out;
   }
 
-  // What the pool holds of a key or value, number `p` of one head of a row of `from`.
-  double Stored(const Matrix& from, std::int64_t row, std::int64_t head, std::int64_t p) const {
-    const float value = from.at(row, head + p);
-    if (shape_.kv == tensor::DType::kF16) {
-      return tensor::F16ToFloat(tensor::FloatToFiniteF16(value));
-    }
-    if (shape_.kv == tensor::DType::kQ8) {
-      float largest = 0.0F;
-      const std::int64_t group = p / tensor::kKvGroupDims * tensor::kKvGroupDims;
-      for (std::int64_t i = group; i < std::min(shape_.dim, group + tensor::kKvGroupDims); ++i) {
-        largest = std::max(largest, std::min(std::fabs(from.at(row, head + i)), 65504.0F));
-      }
-      const float finite = std::clamp(value, -largest, largest);
-      return largest == 0.0F ? 0.0 : std::nearbyint(finite * (127.0F / largest)) * (largest / 127.0F);
-    }
-    return value;
+  // What the pool holds of a key or value.
+  double Stored(float value) const {
+    return shape_.kv == tensor::DType::kF16 ? tensor::F16ToFloat(tensor::FloatToFiniteF16(value)) : value;
   }
 
   // In double, over all positions at once, of the keys and values as they are stored.
@@ -121,7 +108,7 @@ class History {
         for (std::int64_t j = first; j <= i; ++j) {
           double score = 0;
           for (std::int64_t p = 0; p < shape_.dim; ++p) {
-            score += static_cast<double>(queries_.at(i, h * shape_.dim + p)) * Stored(keys_, j, kv, p);
+            score += static_cast<double>(queries_.at(i, h * shape_.dim + p)) * Stored(keys_.at(j, kv + p));
           }
           weights.push_back(score * scale());
         }
@@ -134,7 +121,7 @@ class History {
         for (std::int64_t p = 0; p < shape_.dim; ++p) {
           double value = 0;
           for (std::int64_t j = first; j <= i; ++j) {
-            value += weights[static_cast<std::size_t>(j - first)] / sum * Stored(values_, j, kv, p);
+            value += weights[static_cast<std::size_t>(j - first)] / sum * Stored(values_.at(j, kv + p));
           }
           out.at(i, h * shape_.dim + p) = static_cast<float>(value);
         }
@@ -177,7 +164,7 @@ std::vector<const KernelTable*> AllTables() {
   return tables;
 }
 
-// As close for binary16 and integers as for float32: the judge reads the same rounded keys and values.
+// As close for binary16 as for float32: the judge reads the same rounded keys and values.
 void ExpectExact(Shape shape, std::int64_t length) {
   const TestStream one(1);
   for (const tensor::DType kv : kKvDTypes) {
@@ -224,8 +211,7 @@ TEST(PagedAttentionTest, ChunksDoNotShow) {
   const TestStream one(1);
   for (const std::int64_t window : {0, 1, 8, 16, 19, 40}) {
     for (const Shape& shape :
-         {Shape{6, 2, 24, window}, Shape{6, 2, 64, window}, Shape{6, 2, 64, window, tensor::DType::kF16},
-          Shape{6, 2, 80, window, tensor::DType::kQ8}}) {
+         {Shape{6, 2, 24, window}, Shape{6, 2, 64, window}, Shape{6, 2, 64, window, tensor::DType::kF16}}) {
       constexpr std::int64_t kLength = 83;
       History history(shape, kLength, 9);
       std::vector<std::int64_t> singles(kLength, 1);
@@ -341,8 +327,7 @@ TEST(PagedAttentionTest, NanKeyShows) {
     for (const std::int64_t window : {0, 1, 20}) {
       for (const Shape& shape :
            {Shape{heads, 1, 5, window}, Shape{heads, 1, 32, window}, Shape{heads, 1, 258, window},
-            Shape{heads, 1, 32, window, tensor::DType::kF16},
-            Shape{heads, 1, 50, window, tensor::DType::kQ8}}) {
+            Shape{heads, 1, 32, window, tensor::DType::kF16}}) {
         for (const std::int64_t bad : {0, 7, 15, 16, 33, 52}) {
           for (const KernelTable* table : AllTables()) {
             History history(shape, kLength, 6);

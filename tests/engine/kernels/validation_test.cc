@@ -158,7 +158,7 @@ TEST_F(ValidationTest, Sequences) {
   ExpectRefused(Attention(none_, args, *stream_), "Attention", "the KV cache has no data");
   AttentionArgs bf16 = args;
   bf16.kv = {pool.data(), 3, {1, 4, tensor::DType::kBf16}};
-  ExpectRefused(Attention(none_, bf16, *stream_), "Attention", "the KV cache is BF16, not F32, F16 or Q8");
+  ExpectRefused(Attention(none_, bf16, *stream_), "Attention", "the KV cache is BF16, not F32 or F16");
 }
 
 TEST_F(ValidationTest, AttentionHeads) {

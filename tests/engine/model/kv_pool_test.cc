@@ -37,14 +37,8 @@ TEST(CacheGroups, HalvesTakeHalf) {
   EXPECT_EQ(groups.groups[0].bytes_per_block, 2U * 2 * 2 * 4 * 16 * 2);
 }
 
-TEST(CacheGroups, IntegersBringTheirScales) {
-  const CacheGroups groups = MakeCacheGroups(TwoWindows(), tensor::DType::kQ8);
-  EXPECT_EQ(groups.groups[0].bytes_per_block, 2U * 2 * 2 * 16 * (4 + sizeof(float)));
-}
-
 class KvPoolDType : public ::testing::TestWithParam<tensor::DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, KvPoolDType,
-                         ::testing::Values(tensor::DType::kF32, tensor::DType::kF16, tensor::DType::kQ8),
+INSTANTIATE_TEST_SUITE_P(DTypes, KvPoolDType, ::testing::Values(tensor::DType::kF32, tensor::DType::kF16),
                          [](const auto& param) { return std::string(tensor::DTypeName(param.param)); });
 
 TEST_P(KvPoolDType, SnapshotGoesBackIntoOtherBlocks) {
