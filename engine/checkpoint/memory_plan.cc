@@ -1,7 +1,6 @@
 #include "engine/checkpoint/memory_plan.h"
 
 #include "engine/checkpoint/weight_names.h"
-#include "engine/tensor/kv_layout.h"
 #include "engine/tensor/packed_matrix.h"
 
 namespace comoe::checkpoint {
@@ -73,8 +72,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, tensor::DType dtype, tensor::DT
   plan.resident_bytes = plan.embedding_bytes + plan.head_bytes + plan.attention_bytes + plan.router_bytes +
                         plan.shared_bytes + plan.dense_bytes + plan.vector_bytes;
   plan.total_bytes = plan.resident_bytes + plan.all_experts_bytes;
-  const tensor::KvLayout kv_layout = {config.num_kv_heads, config.head_dim, kv_dtype};
-  plan.kv_bytes_per_token = layers * kv_layout.position_bytes();
+  plan.kv_bytes_per_token = layers * 2 * Unsigned(kv) * tensor::DTypeBytes(kv_dtype);
   return plan;
 }
 
