@@ -411,31 +411,6 @@ TEST(PagedAttentionTest, HalfKeysAndValuesSaturate) {
   }
 }
 
-// The same of integers, whose whole group of dimensions is then that coarse; a NaN is the group's.
-TEST(PagedAttentionTest, IntegerKeysAndValuesSaturate) {
-  const TestStream one(1);
-  for (const KernelTable* table : AllTables()) {
-    History history({2, 1, 48, 0, tensor::DType::kQ8}, 20, 5);
-    history.values().at(3, 7) = 1e30F;
-    history.values().at(3, 8) = -std::numeric_limits<float>::infinity();
-    const Matrix exact = history.Exact();
-    const Matrix out = history.Run(*table, one, {20});
-    EXPECT_EQ(WorstElement(out, exact,
-                           [&](auto, std::int64_t c) {
-                             return history.Tolerance(*table) * (c % 48 < 32 ? 65504.0 : 1.0);
-                           }),
-              "")
-        << table->name;
-    history.values().at(9, 40) = std::numeric_limits<float>::quiet_NaN();
-    const Matrix spoilt = history.Run(*table, one, {20});
-    for (std::int64_t r = 0; r < 20; ++r) {
-      for (std::int64_t c = 0; c < spoilt.cols(); ++c) {
-        ASSERT_EQ(std::isnan(spoilt.at(r, c)), r >= 9 && c % 48 >= 32) << table->name << " " << r << " " << c;
-      }
-    }
-  }
-}
-
 TEST(PagedAttentionTest, NoRows) {
   const TestStream one(1);
   const Shape shape = {2, 1, 16, 0};
