@@ -124,8 +124,6 @@ TEST(MemoryPlan, CountsByHand) {
   EXPECT_EQ(plan.kv_bytes_per_token, 4U * 2 * 32 * 4);
   EXPECT_EQ(PlanMemory(opened->config, tensor::DType::kBf16, tensor::DType::kF16).kv_bytes_per_token,
             4U * 2 * 32 * 2);
-  EXPECT_EQ(PlanMemory(opened->config, tensor::DType::kBf16, tensor::DType::kQ8).kv_bytes_per_token,
-            4U * (2 * 32 + 2 * 2 * 4));  // two heads of 16, a scale for each
 }
 
 TEST(WeightNames, SpellingsOfBothKinds) {
