@@ -13,9 +13,9 @@
 #include "cli/bench.h"
 #include "cli/checkpoint_folder.h"
 #include "cli/engine_options.h"
-#include "cli/json_file.h"
 #include "cli/offline.h"
 #include "cli/progress.h"
+#include "cli/routing_trace.h"
 #include "engine/base/bytes.h"
 #include "engine/base/rng.h"
 #include "engine/base/status_macros.h"
@@ -111,14 +111,10 @@ absl::StatusOr<std::vector<base::TokenId>> TextIds(const BenchModelOptions& opti
   }
   std::vector<base::TokenId> ids;
   if (!path.empty()) {
-    COMOE_ASSIGN_OR_RETURN(const nlohmann::json document, ReadJsonFile(path));
-    if (!document.is_object() || !document.contains("ids") || !document["ids"].is_array()) {
-      return absl::InvalidArgumentError(absl::StrCat(path, " has no array \"ids\""));
-    }
-    for (const nlohmann::json& sequence : document["ids"]) {
-      COMOE_ASSIGN_OR_RETURN(const std::vector<base::TokenId> part,
-                             TokenIds(sequence, vocab_size, absl::StrCat(path, ": ids")));
-      ids.insert(ids.end(), part.begin(), part.end());
+    COMOE_ASSIGN_OR_RETURN(const std::vector<std::vector<base::TokenId>> texts,
+                           ReadForcedIds(path, vocab_size));
+    for (const std::vector<base::TokenId>& text : texts) {
+      ids.insert(ids.end(), text.begin(), text.end());
     }
   }
   for (std::uint64_t i = 0; ids.size() < static_cast<std::size_t>(count); ++i) {

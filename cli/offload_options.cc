@@ -39,9 +39,25 @@ device::EmulatedRates StudyRates(const EngineOptions& options, device::EmulatedR
   return rates;
 }
 
+absl::StatusOr<routing::HubParameters> HubParametersOf(const EngineOptions& options) {
+  routing::HubParameters parameters = routing::ConservativeParameters();  // where sweeps start; not a flag
+  if (options.hub_mode != "conservative") {
+    COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
+    parameters = routing::ModeParameters(mode);
+  }
+  if (!options.hub_set.empty()) {
+    COMOE_RETURN_IF_ERROR(routing::SetHubParameters(options.hub_set, &parameters));
+  }
+  return parameters;
+}
+
+std::int64_t Share(double share, std::int64_t num_experts) {
+  return static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9));
+}
+
 // How many experts the device's budget has room for, at least one.
-absl::StatusOr<std::int64_t> DeviceSlots(const EngineOptions& options, std::int64_t num_experts,
-                                         std::uint64_t blob_bytes) {
+absl::StatusOr<std::int64_t> DeviceSlots(const EngineOptions& options, double hub_share,
+                                         std::int64_t num_experts, std::uint64_t blob_bytes) {
   if (!options.expert_cache_bytes.empty()) {
     COMOE_ASSIGN_OR_RETURN(const std::uint64_t bytes, base::ParseBytes(options.expert_cache_bytes));
     if (bytes < blob_bytes) {
@@ -54,10 +70,11 @@ absl::StatusOr<std::int64_t> DeviceSlots(const EngineOptions& options, std::int6
   if (options.policy == "resident" && options.expert_cache_fraction < 0.0) {
     return num_experts;
   }
-  const double share =
-      options.expert_cache_fraction >= 0.0 ? options.expert_cache_fraction : kDefaultCacheShare;
-  return std::max<std::int64_t>(
-      1, static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9)));
+  double share = hub_share > 0.0 ? hub_share : kDefaultCacheShare;
+  if (options.expert_cache_fraction >= 0.0) {
+    share = options.expert_cache_fraction;
+  }
+  return std::max<std::int64_t>(1, Share(share, num_experts));
 }
 
 }  // namespace
@@ -96,7 +113,12 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeOffloadDevice(const EngineOp
 absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t num_experts,
                                      std::uint64_t blob_bytes) {
   TierBudget budget;
-  COMOE_ASSIGN_OR_RETURN(const std::int64_t slots, DeviceSlots(options, num_experts, blob_bytes));
+  routing::HubParameters hub;  // tier budgets among them; flags go first
+  if (options.policy == "hub") {
+    COMOE_ASSIGN_OR_RETURN(hub, HubParametersOf(options));
+  }
+  COMOE_ASSIGN_OR_RETURN(const std::int64_t slots,
+                         DeviceSlots(options, hub.device_share, num_experts, blob_bytes));
   if (options.policy == "resident") {
     if (slots < num_experts) {
       return absl::FailedPreconditionError(
@@ -107,12 +129,15 @@ absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t 
     budget.device_slots = num_experts;
   } else {
     // What is kept and what passes through share the budget. `naive` keeps nothing and passes one at a time.
-    const std::int64_t staging =
-        options.policy == "naive" ? 1 : std::clamp<std::int64_t>(slots / kSlotsPerStaging, 1, kMaxStaging);
+    const auto asked = static_cast<std::int64_t>(hub.staging_slots);
+    const std::int64_t staging = options.policy == "naive" ? 1
+                                 : asked > 0
+                                     ? std::min(asked, slots)
+                                     : std::clamp<std::int64_t>(slots / kSlotsPerStaging, 1, kMaxStaging);
     budget.device_staging_slots = staging;
     budget.device_slots = options.policy == "naive" ? 0 : std::min(slots - staging, num_experts);
   }
-  budget.pinned_slots = num_experts;
+  budget.pinned_slots = Share(hub.pinned_share, num_experts);
   if (!options.pinned_bytes.empty()) {
     COMOE_ASSIGN_OR_RETURN(const std::uint64_t bytes, base::ParseBytes(options.pinned_bytes));
     budget.pinned_slots = std::min<std::int64_t>(num_experts, static_cast<std::int64_t>(bytes / blob_bytes));
@@ -145,15 +170,7 @@ absl::StatusOr<routing::Policy> MakeOffloadPolicy(const EngineOptions& options, 
   routing::PolicyOptions policy;
   policy.host_lane = options.host_lane == "on";
   policy.expert_bytes = info.expert_bytes;
-  if (options.hub_mode == "conservative") {  // where sweeps start; not a flag
-    policy.hub = routing::ConservativeParameters();
-  } else {
-    COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
-    policy.hub = routing::ModeParameters(mode);
-  }
-  if (!options.hub_set.empty()) {
-    COMOE_RETURN_IF_ERROR(routing::SetHubParameters(options.hub_set, &policy.hub));
-  }
+  COMOE_ASSIGN_OR_RETURN(policy.hub, HubParametersOf(options));
   std::string trace = options.hot_trace;
   if (trace.empty() && options.policy == "static" && IsThere(options.model + "/routing_trace.npz")) {
     trace = options.model + "/routing_trace.npz";

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
 #include "nlohmann/json.hpp"
+#include "scheduler/routing/forwarding_director.h"
 
 namespace comoe::cli {
 namespace {
@@ -32,42 +33,21 @@ std::string NameOf(const base::Stage& stage, std::optional<base::WaitEdge> edge)
   return name;
 }
 
-class TimelineDirector final : public api::ExpertDirector {
+class TimelineDirector final : public routing::ForwardingDirector {
  public:
   TimelineDirector(std::unique_ptr<api::ExpertDirector> inner, std::shared_ptr<Timeline> timeline)
-      : inner_(std::move(inner)), timeline_(std::move(timeline)) {}
+      : ForwardingDirector(std::move(inner)), timeline_(std::move(timeline)) {}
 
-  absl::string_view policy() const override { return inner_->policy(); }
-  std::vector<api::FetchOrder> InitialOrders() override { return inner_->InitialOrders(); }
   void BeginStep(const api::StepPlan& plan) override {
     timeline_->BeginStep(plan.step.value, plan.num_rows());
-    inner_->BeginStep(plan);
-  }
-  const api::SlotMap& slots(std::int32_t layer) const override { return inner_->slots(layer); }
-  void DecideMisses(std::int32_t layer, absl::Span<const api::ExpertDemand> misses,
-                    const api::LaneState& lanes, absl::Span<api::MissDecision> decisions) override {
-    inner_->DecideMisses(layer, misses, lanes, decisions);
-  }
-  absl::Span<const api::FetchOrder> Orders(std::int32_t layer, const api::LaneState& lanes) override {
-    return inner_->Orders(layer, lanes);
-  }
-  void ObserveRouting(const api::RoutingObservation& observation) override {
-    inner_->ObserveRouting(observation);
-  }
-  std::int32_t lookahead() const override { return inner_->lookahead(); }
-  void ObserveLookahead(const api::LookaheadObservation& observation) override {
-    inner_->ObserveLookahead(observation);
-  }
-  void OnVacated(base::Tier tier, std::int32_t slot, base::ExpertKey key, bool usable) override {
-    inner_->OnVacated(tier, slot, key, usable);
+    ForwardingDirector::BeginStep(plan);
   }
   void EndStep() override {
-    inner_->EndStep();
+    ForwardingDirector::EndStep();
     timeline_->EndStep();
   }
 
  private:
-  const std::unique_ptr<api::ExpertDirector> inner_;
   const std::shared_ptr<Timeline> timeline_;
 };
 

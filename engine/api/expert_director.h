@@ -81,9 +81,10 @@ struct LaneState {
   std::int32_t queued_guesses = 0;       // prefetch orders not yet on the link
 };
 
-// Called by the engine thread. BeginStep, Orders(-1); then per MoE layer: ObserveRouting, ObserveLookahead
-// for as many layers ahead as lookahead() says, slots, DecideMisses if any expert is not in them,
-// Orders(layer); then EndStep. OnVacated at any time between these calls.
+// Called by the engine thread. BeginStep, Orders(-1); then per MoE layer: ObserveRouting, slots, DecideMisses
+// if any expert is not in them, ObserveLookahead for as many layers ahead as lookahead() says (after the
+// layer's certain copies were started), Orders(layer); then EndStep, ObserveStepTime. OnVacated at any time
+// between.
 class ExpertDirector {
  public:
   virtual ~ExpertDirector() = default;

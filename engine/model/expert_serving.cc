@@ -13,6 +13,8 @@ namespace comoe::model {
 namespace {
 
 constexpr std::size_t kManyLayers = 256;
+// The lane waits for its rows, then for bytes, for a copy's limit each; then it computes.
+constexpr int kHostLaneWaits = 3;
 
 }  // namespace
 
@@ -50,7 +52,11 @@ absl::Status ExpertServing::Begin() {
     COMOE_RETURN_IF_ERROR(Decide());
     COMOE_RETURN_IF_ERROR(StartHostLane());
   }
-  COMOE_RETURN_IF_ERROR(IssueFetches());
+  return IssueFetches();
+}
+
+absl::Status ExpertServing::ComputeHits() {
+  const ServingScratch& s = context_.work.serving;
   if (next_fetch_ == s.fetches.size()) {
     GiveOrders();
   }
@@ -87,7 +93,10 @@ absl::Status ExpertServing::Classify() {
       s.fetches.push_back({api::kStagingSlot, work, key});
       continue;
     }
-    COMOE_RETURN_IF_ERROR(served.status());
+    if (!served.ok()) {
+      COMOE_RETURN_IF_ERROR(GiveUp(work, key, served.status()));
+      continue;
+    }
     ++s.served_hit;
     work.expert = served->lease.view();
     if (served->ready.Done()) {
@@ -119,12 +128,13 @@ absl::Status ExpertServing::Decide() {
         {},
         dispatch.rows().subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count)),
         group.first};
-    if (s.decisions[i].serving == api::ServingDecision::kHost && context_.host_lane != nullptr) {
+    if (s.decisions[i].serving == api::ServingDecision::kHost && context_.host_lane != nullptr &&
+        context_.host_lane->usable()) {
       absl::StatusOr<experts::Served> served = context_.experts.AcquireHost(s.demand[i].key);
       if (served.ok()) {
         ++s.served_host;
         work.expert = served->lease.view();
-        s.host_jobs.push_back({work, served->ready});
+        s.host_jobs.push_back({work, served->ready, absl::OkStatus()});
         s.host_leases.push_back(std::move(served->lease));
         continue;
       }
@@ -135,13 +145,14 @@ absl::Status ExpertServing::Decide() {
 }
 
 absl::Status ExpertServing::StartHostLane() {
-  const ServingScratch& s = context_.work.serving;
+  ServingScratch& s = context_.work.serving;
   if (s.host_jobs.empty()) {
     return absl::OkStatus();
   }
-  COMOE_ASSIGN_OR_RETURN(host_done_,
-                         context_.host_lane->Start(s.host_jobs, layer_, context_.Use(context_.work.normed),
-                                                   context_.work.expert_out, context_.stream));
+  COMOE_ASSIGN_OR_RETURN(
+      host_done_,
+      context_.host_lane->Start(absl::MakeSpan(s.host_jobs), layer_, context_.Use(context_.work.normed),
+                                context_.work.expert_out, context_.stream, context_.copy_limit));
   return absl::OkStatus();
 }
 
@@ -157,10 +168,6 @@ absl::Status ExpertServing::IssueFetches() {
       continue;
     }
     if (!served->has_value()) {
-      if (s.arrivals.empty()) {
-        return absl::InternalError(
-            absl::StrCat("layer ", layer_, ": no staging slot is free, and none will be"));
-      }
       return absl::OkStatus();
     }
     ++s.served_fetch;
@@ -212,16 +219,21 @@ absl::Status ExpertServing::ComputeArrival(ServingScratch::Arrival arrival, bool
 
 absl::Status ExpertServing::Finish() {
   ServingScratch& s = context_.work.serving;
-  // The list grows while it is walked: a staging slot that is released takes the next miss.
-  for (std::size_t i = 0; i < s.arrivals.size(); ++i) {
-    const bool last = i + 1 == s.arrivals.size() && next_fetch_ == s.fetches.size();
-    COMOE_RETURN_IF_ERROR(ComputeArrival(std::move(s.arrivals[i]), last));
+  std::size_t next = 0;
+  COMOE_RETURN_IF_ERROR(ComputeArrivals(next));
+  COMOE_RETURN_IF_ERROR(JoinHostLane());
+  if (next_fetch_ < s.fetches.size()) {  // the host lane held what they need
     COMOE_RETURN_IF_ERROR(IssueFetches());
+    COMOE_RETURN_IF_ERROR(ComputeArrivals(next));
+  }
+  for (; next_fetch_ < s.fetches.size(); ++next_fetch_) {
+    const ServingScratch::Miss& miss = s.fetches[next_fetch_];
+    COMOE_RETURN_IF_ERROR(GiveUp(miss.work, miss.key,
+                                 absl::ResourceExhaustedError("no staging slot is free, and none will be")));
   }
   if (!ordered_) {
     GiveOrders();
   }
-  COMOE_RETURN_IF_ERROR(JoinHostLane());
   COMOE_ASSIGN_OR_RETURN(const device::Event used, context_.stream.Record());
   for (experts::Lease& lease : s.hit_leases) {
     context_.experts.Release(std::move(lease), used);
@@ -230,6 +242,17 @@ absl::Status ExpertServing::Finish() {
   s.arrivals.clear();
   context_.experts.LayerPassed(layer_);
   TellVacated();
+  return absl::OkStatus();
+}
+
+// The list grows while it is walked: a staging slot that is released takes the next miss.
+absl::Status ExpertServing::ComputeArrivals(std::size_t& next) {
+  ServingScratch& s = context_.work.serving;
+  for (; next < s.arrivals.size(); ++next) {
+    const bool last = next + 1 == s.arrivals.size() && next_fetch_ == s.fetches.size();
+    COMOE_RETURN_IF_ERROR(ComputeArrival(std::move(s.arrivals[next]), last));
+    COMOE_RETURN_IF_ERROR(IssueFetches());
+  }
   return absl::OkStatus();
 }
 
@@ -245,14 +268,25 @@ absl::Status ExpertServing::JoinHostLane() {
   if (s.host_jobs.empty()) {
     return absl::OkStatus();
   }
-  const absl::Status done = context_.stream.Wait(host_done_, base::WaitEdge::kHostLane, context_.copy_limit);
+  const absl::Status done =
+      context_.stream.Wait(host_done_, base::WaitEdge::kHostLane, kHostLaneWaits * context_.copy_limit);
+  if (absl::IsDeadlineExceeded(done) && !host_done_.Done()) {
+    context_.host_lane->Abandon();
+  }
   for (std::size_t i = 0; i < s.host_jobs.size(); ++i) {
-    if (done.ok()) {
+    const absl::Status& status = s.host_jobs[i].status.ok() ? done : s.host_jobs[i].status;
+    if (status.ok()) {
       context_.experts.Release(std::move(s.host_leases[i]), host_done_);
       continue;
     }
-    COMOE_RETURN_IF_ERROR(GiveUp(s.host_jobs[i].work, s.host_leases[i].key(), done));
-    context_.experts.Failed(std::move(s.host_leases[i]), done);
+    COMOE_RETURN_IF_ERROR(GiveUp(s.host_jobs[i].work, s.host_leases[i].key(), status));
+    // One job's bytes that never came fail the lane's event, and leave the others' where they are.
+    const device::Event& ready = s.host_jobs[i].ready;
+    if (ready.Done() && ready.Synchronize().ok()) {
+      context_.experts.Release(std::move(s.host_leases[i]), host_done_);
+    } else {
+      context_.experts.Failed(std::move(s.host_leases[i]), status);
+    }
   }
   s.host_leases.clear();
   s.host_jobs.clear();

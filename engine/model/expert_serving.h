@@ -3,6 +3,7 @@
 // show.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -15,14 +16,17 @@ namespace comoe::model {
 struct StepContext;
 
 // The routing of `layer` is in the workspace (experts, weights, dispatch) and known to the director. Usage:
-// Begin, then anything that needs no routed expert, then Finish; after that expert_out is complete on the
-// compute stream. Rows whose expert could not be had are marked in Workspace::row_status.
+// Begin, ComputeHits, then anything that needs no routed expert, then Finish; after that expert_out is
+// complete on the compute stream. What is queued between Begin and ComputeHits runs while the first copies
+// are under way. Rows whose expert could not be had are marked in Workspace::row_status.
 class ExpertServing {
  public:
   ExpertServing(const StepContext& context, std::int32_t layer) : context_(context), layer_(layer) {}
 
-  // Decides, starts copies and the host lane, queues the experts that are there.
+  // Decides, and starts certain copies and the host lane.
   absl::Status Begin();
+  // Orders guesses, and queues the experts that are there.
+  absl::Status ComputeHits();
   // Queues the others, each after its own copy, and waits (on the device) for the host lane.
   absl::Status Finish();
 
@@ -34,6 +38,7 @@ class ExpertServing {
   absl::Status IssueFetches();
   void GiveOrders();
   absl::Status Compute(absl::Span<const kernels::ExpertRows> work, std::int32_t expert);
+  absl::Status ComputeArrivals(std::size_t& next);
   absl::Status ComputeArrival(ServingScratch::Arrival arrival, bool last);
   absl::Status JoinHostLane();
   // The rows of `work` cannot be computed; the step goes on without them.

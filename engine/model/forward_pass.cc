@@ -48,8 +48,9 @@ absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
   Workspace& work = context_.work;
   rope_.Fill(absl::MakeConstSpan(work.positions).first(tokens_.size()), context_.Use(work.cos),
              context_.Use(work.sin));
-  std::fill(work.row_status.begin(), work.row_status.end(), absl::OkStatus());
-  work.any_row_failed = false;
+  if (std::exchange(work.any_row_failed, false)) {
+    std::fill(work.row_status.begin(), work.row_status.end(), absl::OkStatus());
+  }
   api::LaneState lanes = context_.lanes;
   context_.experts.Describe(lanes);
   context_.experts.Prefetch(context_.director.Orders(-1, lanes));

@@ -65,9 +65,10 @@ absl::StatusOr<std::unique_ptr<HostLane>> HostLane::Create(const checkpoint::Mod
   return lane;
 }
 
-absl::StatusOr<device::Event> HostLane::Start(absl::Span<const HostJob> jobs, std::int32_t layer,
+absl::StatusOr<device::Event> HostLane::Start(absl::Span<HostJob> jobs, std::int32_t layer,
                                               const tensor::TensorView& normed,
-                                              const tensor::TensorView& expert_out, device::Stream& compute) {
+                                              const tensor::TensorView& expert_out, device::Stream& compute,
+                                              absl::Duration limit) {
   const base::Stage stage = {base::StageKind::kHostExpert, layer};
   inputs_->SetStage(stage);
   host_->SetStage(stage);
@@ -76,20 +77,24 @@ absl::StatusOr<device::Event> HostLane::Start(absl::Span<const HostJob> jobs, st
   COMOE_RETURN_IF_ERROR(inputs_->Wait(normed_ready, base::WaitEdge::kRows));
   COMOE_RETURN_IF_ERROR(inputs_->CopyAsync(x_.data, normed.data, RowBytes(x_, normed.rows)));
   COMOE_ASSIGN_OR_RETURN(const device::Event x_ready, inputs_->Record());
-  COMOE_RETURN_IF_ERROR(host_->Wait(x_ready, base::WaitEdge::kRows));
+  COMOE_RETURN_IF_ERROR(host_->Wait(x_ready, base::WaitEdge::kRows, limit));
   work_.clear();
-  for (const HostJob& job : jobs) {
-    COMOE_RETURN_IF_ERROR(host_->Wait(job.ready, base::WaitEdge::kStaged));
-    work_.push_back(job.work);
+  for (HostJob& job : jobs) {
+    job.status = host_->Wait(job.ready, base::WaitEdge::kStaged, limit);
+    if (job.status.ok()) {
+      work_.push_back(job.work);
+    }
+  }
+  if (work_.empty()) {
+    return device::Event();
   }
   COMOE_RETURN_IF_ERROR(host_->Submit(*run_));
   COMOE_ASSIGN_OR_RETURN(const device::Event computed, host_->Record());
   COMOE_RETURN_IF_ERROR(results_->Wait(computed, base::WaitEdge::kHostLane));
-  for (const HostJob& job : jobs) {
-    const auto rows = static_cast<std::int64_t>(job.work.rows.size());
-    COMOE_RETURN_IF_ERROR(results_->CopyAsync(expert_out.Rows(job.work.first_out, rows).data,
-                                              out_.Rows(job.work.first_out, rows).data,
-                                              RowBytes(out_, rows)));
+  for (const kernels::ExpertRows& work : work_) {
+    const auto rows = static_cast<std::int64_t>(work.rows.size());
+    COMOE_RETURN_IF_ERROR(results_->CopyAsync(expert_out.Rows(work.first_out, rows).data,
+                                              out_.Rows(work.first_out, rows).data, RowBytes(out_, rows)));
   }
   return results_->Record();
 }

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/device/device.h"
@@ -29,9 +30,16 @@ class HostLane {
 
   // Computes jobs over the rows of `normed` [T, D] (ready on `compute`) into the same rows of `expert_out` [T
   // K, D] as the device would. The jobs' bytes stay where they are until the returned event has happened.
-  absl::StatusOr<device::Event> Start(absl::Span<const HostJob> jobs, std::int32_t layer,
+  // Bytes that fail to come, or do not within `limit`, fail their job (HostJob::status) where that is known
+  // at once, and the returned event where it is not: the lane itself never waits for longer.
+  absl::StatusOr<device::Event> Start(absl::Span<HostJob> jobs, std::int32_t layer,
                                       const tensor::TensorView& normed, const tensor::TensorView& expert_out,
-                                      device::Stream& compute);
+                                      device::Stream& compute, absl::Duration limit);
+
+  // After Start's event did not happen in time: rows may still be written at any time, so the lane is given
+  // up.
+  void Abandon() { usable_ = false; }
+  bool usable() const { return usable_; }
 
   std::uint64_t bytes() const { return buffer_.size(); }
   device::Stream& stream() { return *host_; }
@@ -47,6 +55,7 @@ class HostLane {
   tensor::TensorView x_, scratch_, out_;  // [R, D], [R K, padded F], [R K, D], page-locked
   std::vector<kernels::ExpertRows> work_;
   std::shared_ptr<device::Stream::HostWork> run_;
+  bool usable_ = true;
 };
 
 }  // namespace comoe::model

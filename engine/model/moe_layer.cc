@@ -99,9 +99,11 @@ absl::Status RunSparse(const StepContext& context, std::int64_t layer, const Lay
   const auto l = static_cast<std::int32_t>(layer);
   stream.SetStage({base::StageKind::kGate, l});
   COMOE_RETURN_IF_ERROR(Route(context, layer, *weights.router));
-  COMOE_RETURN_IF_ERROR(LookAhead(context, layer));
   ExpertServing serving(context, l);
   COMOE_RETURN_IF_ERROR(serving.Begin());
+  COMOE_RETURN_IF_ERROR(
+      LookAhead(context, layer));  // beside the first copies: guesses need it, misses do not
+  COMOE_RETURN_IF_ERROR(serving.ComputeHits());
   kernels::MoeCombineArgs combine;
   if (weights.shared.has_value()) {
     stream.SetStage({base::StageKind::kSharedExpert, l});

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "engine/api/expert_director.h"
 #include "engine/device/device.h"
 #include "engine/experts/expert_cache.h"
@@ -15,6 +16,7 @@ namespace comoe::model {
 struct HostJob {
   kernels::ExpertRows work;
   device::Event ready;
+  absl::Status status;  // of `ready`, where HostLane::Start found it failed: the job was left out
 };
 
 // Lists of one layer, kept from layer to layer so that a step allocates nothing. Owned by the engine thread.

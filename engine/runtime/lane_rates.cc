@@ -98,13 +98,14 @@ absl::StatusOr<api::LaneState> MeasureLanes(const tensor::BlobLayout& layout,
                          ZeroBlob(device, device::MemoryKind::kPinned, layout.bytes));
   const auto host_seconds = [&](std::int32_t rows) {
     return Seconds(compute, [&]() -> absl::Status {
-      const model::HostJob job = {{{host_blob.data(), &layout},
-                                   absl::MakeConstSpan(work.all_rows).first(static_cast<std::size_t>(rows)),
-                                   0},
-                                  device::Event()};
-      COMOE_ASSIGN_OR_RETURN(
-          const device::Event done,
-          host_lane->Start({&job, 1}, 0, work.normed.Rows(0, rows), work.expert_out, compute));
+      model::HostJob job = {{{host_blob.data(), &layout},
+                             absl::MakeConstSpan(work.all_rows).first(static_cast<std::size_t>(rows)),
+                             0},
+                            device::Event(),
+                            absl::OkStatus()};
+      COMOE_ASSIGN_OR_RETURN(const device::Event done,
+                             host_lane->Start({&job, 1}, 0, work.normed.Rows(0, rows), work.expert_out,
+                                              compute, absl::InfiniteDuration()));
       return compute.Wait(done, base::WaitEdge::kHostLane);
     });
   };

@@ -28,7 +28,6 @@ struct HubParameters {
   double prefetch_depth = 4;
   double guess_slots = 8;
   double bytes_in_flight = 64.0 * 1024 * 1024;
-  double copy_streams = 2;
   double staging_slots = 0;
   double device_share = 0;
   double pinned_share = 1;
@@ -36,7 +35,6 @@ struct HubParameters {
   double prediction_interval = 1;
   double predictor_thread = 0;
   double token_table_bytes = 16.0 * 1024 * 1024;
-  double host_lane_threads = 0;
   double reuse_weight = 1;
   double hysteresis = 0.05;
   double promotions = 2;
@@ -52,7 +50,7 @@ struct ParameterInfo {
   const char* meaning;
   const char* raising;  // effect of a higher value
   const char* lowering;
-  const char* metric;  // what shows it
+  const char* metric;  // of docs/METRICS.md, which shows it
 };
 
 // In the order of the documentation.

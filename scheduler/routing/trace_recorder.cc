@@ -7,17 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "engine/base/check.h"
+#include "scheduler/routing/forwarding_director.h"
 
 namespace comoe::routing {
 namespace {
 
-// Decides as another director does, and knows which token each row of the step is.
-class Listener : public api::ExpertDirector {
+// Knows which token each row of the step is.
+class Listener : public ForwardingDirector {
  public:
-  absl::string_view policy() const override { return inner_->policy(); }
-
   void BeginStep(const api::StepPlan& plan) override {
     rows_.clear();
     for (const api::PlanSpan& span : plan.spans) {
@@ -25,21 +23,7 @@ class Listener : public api::ExpertDirector {
         rows_.push_back({span.sequence, span.start_position + static_cast<std::int64_t>(i), span.tokens[i]});
       }
     }
-    inner_->BeginStep(plan);
-  }
-
-  const api::SlotMap& slots(std::int32_t layer) const override { return inner_->slots(layer); }
-
-  void DecideMisses(std::int32_t layer, absl::Span<const api::ExpertDemand> misses,
-                    const api::LaneState& lanes, absl::Span<api::MissDecision> decisions) override {
-    inner_->DecideMisses(layer, misses, lanes, decisions);
-  }
-  std::vector<api::FetchOrder> InitialOrders() override { return inner_->InitialOrders(); }
-  absl::Span<const api::FetchOrder> Orders(std::int32_t layer, const api::LaneState& lanes) override {
-    return inner_->Orders(layer, lanes);
-  }
-  void OnVacated(base::Tier tier, std::int32_t slot, base::ExpertKey key, bool usable) override {
-    inner_->OnVacated(tier, slot, key, usable);
+    ForwardingDirector::BeginStep(plan);
   }
 
   void ObserveRouting(const api::RoutingObservation& observation) override {
@@ -47,26 +31,15 @@ class Listener : public api::ExpertDirector {
         observation.experts.size() == rows_.size() * static_cast<std::size_t>(observation.experts_per_token),
         "a routing observation covers every row of its step");
     Hear(observation);
-    inner_->ObserveRouting(observation);
-  }
-
-  std::int32_t lookahead() const override { return inner_->lookahead(); }
-  void ObserveLookahead(const api::LookaheadObservation& observation) override {
-    inner_->ObserveLookahead(observation);
-  }
-  void EndStep() override { inner_->EndStep(); }
-  void HintPrompt(absl::Span<const base::TokenId> tokens) override { inner_->HintPrompt(tokens); }
-  void ObserveStepTime(double seconds, double stall_seconds) override {
-    inner_->ObserveStepTime(seconds, stall_seconds);
+    ForwardingDirector::ObserveRouting(observation);
   }
 
  protected:
-  explicit Listener(std::unique_ptr<api::ExpertDirector> inner) : inner_(std::move(inner)) {}
+  explicit Listener(std::unique_ptr<api::ExpertDirector> inner) : ForwardingDirector(std::move(inner)) {}
   virtual void Hear(const api::RoutingObservation& observation) = 0;
   const std::vector<TraceRow>& rows() const { return rows_; }
 
  private:
-  const std::unique_ptr<api::ExpertDirector> inner_;
   std::vector<TraceRow> rows_;  // [T] of the step under way
 };
 

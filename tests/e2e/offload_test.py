@@ -11,7 +11,7 @@ import tempfile
 import unittest
 
 import harness
-from harness import CALL_TIMEOUT_S, Server, Stream, request, stream_request
+from harness import CALL_TIMEOUT_S, Begun, Server, Stream, request, stream_request
 
 TIERS = ("--device", "emulated", "--expert-cache-fraction", "0.25", "--max-sequences", "16")
 # Nothing fails, is slow or is unpinned in these runs, and nothing leaves the device; the rest has to move.
@@ -128,6 +128,31 @@ class OffloadTest(unittest.TestCase):
         self.assertEqual(metrics['comoe_device_memory_bytes{pool="expert_cache"}'] +
                          metrics['comoe_device_memory_bytes{pool="staging"}'],
                          metrics['comoe_expert_cache_capacity_bytes{tier="device"}'])
+
+    def test_clients_that_leave_while_copies_are_under_way(self):
+        """Real clock, a slow link and experts on disk and host: a step is mostly copies."""
+        with Server("--max-sequences", "16") as server:
+            expected = server.inference.Generate(request(max_tokens=24, sampling={"temperature": 0.0}),
+                                                 timeout=CALL_TIMEOUT_S).choices[0].text
+        with Server(*TIERS, "--policy", "simple", "--emulated-clock", "real", "--emulated", "pcie3x8", "--pinned-bytes",
+                    "2MiB", "--host-lane", "on") as server:
+            for _ in range(3):
+                begun = [Begun(server.inference.GenerateStream(
+                    stream_request(prompts()[i], max_tokens=200, stopping={"ignore_eos": True}),
+                    timeout=CALL_TIMEOUT_S)) for i in range(8)]
+                for stream in begun:
+                    stream.cancel()
+                self.assertTrue(harness.eventually(server.idle, timeout_s=10), server.load_gauges())
+            killed = subprocess.Popen([harness.BINARY, "generate", "--server", server.address, "--prompt", "Once",
+                                       "--max-tokens", "400"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.assertTrue(harness.eventually(lambda: not server.idle()))
+            killed.kill()
+            killed.wait()
+            self.assertTrue(harness.eventually(server.idle, timeout_s=10), server.load_gauges())
+            answer = server.inference.Generate(request(max_tokens=24, sampling={"temperature": 0.0}),
+                                               timeout=CALL_TIMEOUT_S)
+            self.assertEqual(answer.choices[0].text, expected)
+            self.assertEqual(server.metrics()["comoe_expert_copies_failed_total"], 0)
 
     def test_timeline(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -112,10 +112,17 @@ absl::StatusOr<api::StepResult> FakeEngine::Step(const api::StepPlan& plan) {
   }
   api::StepResult result;
   result.step = plan.step;
-  for (const api::PlanSpan& span : plan.spans) {
-    WriteRows(span, /*rubbish=*/false);
+  for (std::size_t s = 0; s < plan.spans.size(); ++s) {
+    const api::PlanSpan& span = plan.spans[s];
     api::SpanResult answer;
     answer.sequence = span.sequence;
+    if (s == failing_span_ && !span_failure_.ok()) {
+      answer.status = std::exchange(span_failure_, absl::OkStatus());
+      WriteRows(span, /*rubbish=*/true);
+      result.spans.push_back(std::move(answer));
+      continue;
+    }
+    WriteRows(span, /*rubbish=*/false);
     const std::vector<base::TokenId> history = ReadHistory(span, span.start_position + NumRows(span));
     if (span.sample.has_value()) {
       answer.token = NextToken(history, span.sample->seed, span.context.masked);
@@ -356,6 +363,12 @@ absl::Status FakeEngine::Restore(const api::StateSnapshot& /*snapshot*/,
 void FakeEngine::FailStep(std::int64_t n, absl::Status status) {
   base::MutexLock lock(&mutex_);
   failures_[num_steps_ + n] = std::move(status);
+}
+
+void FakeEngine::FailSpan(std::size_t index, absl::Status status) {
+  base::MutexLock lock(&mutex_);
+  failing_span_ = index;
+  span_failure_ = std::move(status);
 }
 
 void FakeEngine::Hold() {

@@ -57,6 +57,9 @@ class FakeEngine final : public api::Engine {
   // The n-th step to begin from now (0: the next) fails, having written rubbish where its rows go.
   void FailStep(std::int64_t n, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // In the next step that has so many spans, that one fails and no other, having written rubbish.
+  void FailSpan(std::size_t index, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // From now on a step waits, after it has begun, until it is permitted.
   void Hold() ABSL_LOCKS_EXCLUDED(mutex_);
   void Permit(std::int64_t steps) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -108,6 +111,8 @@ class FakeEngine final : public api::Engine {
   bool keep_plans_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<std::string> violations_ ABSL_GUARDED_BY(mutex_);
   std::int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::size_t failing_span_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status span_failure_ ABSL_GUARDED_BY(mutex_);                                 // OK: none is to fail
   absl::flat_hash_map<std::int64_t, absl::Status> failures_ ABSL_GUARDED_BY(mutex_);  // by step
   bool holding_ ABSL_GUARDED_BY(mutex_) = false;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;  // a step waits

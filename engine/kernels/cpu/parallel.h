@@ -19,14 +19,14 @@ inline constexpr double kMinTaskNs = 2'000.0;
 // Each thread gets a second piece, a third, ... when pieces are this long: claiming one costs its cache line.
 inline constexpr double kFullTaskNs = 20'000.0;
 
-// Of the stream's pool; 1 where there is none (an emulated device).
+// Of the stream's pool; 1 where there is none.
 std::int64_t NumThreads(device::Stream& stream);
 
 // How many pieces to cut work of `ns` into: 1 when a second thread does not pay, otherwise one for each
 // thread, or a few where the work is long, so that a busy neighbour on one core does not hold up the others.
 std::int64_t NumPieces(device::Stream& stream, double ns);
 
-// Calls fn for each task, on the pool of a CPU stream, otherwise (an emulated device) on the calling thread.
+// Calls fn for each task, on the pool of the stream, or on the calling thread where it has none.
 void ForTasks(device::Stream& stream, std::int64_t num_tasks, absl::FunctionRef<void(std::int64_t)> fn);
 
 // Calls fn for each row of [0, num_rows), each `row_ns` of one thread's work: ranges of rows in parallel

@@ -2,7 +2,9 @@
 // a step allocates nothing.
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <set>
@@ -180,6 +182,47 @@ TEST_P(OffloadFaultsTest, RefusedPinnedMemoryIsSlowAndSaysSo) {
     }
   }
   EXPECT_GT(bundle->engine().offload_totals().unpinned_copies, 0U);
+}
+
+// The packed file is damaged while it is served: who needs what was damaged is told so, with the lane and
+// without, the others go on.
+TEST_P(OffloadFaultsTest, ADamagedBlobEndsThoseWhoNeedIt) {
+  for (const char* lane : {"off", "on"}) {
+    const std::string path = absl::StrCat(::testing::TempDir(), "/damaged-", GetParam(), ".experts");
+    cli::EngineOptions options = Options(GetParam(), 6);
+    options.expert_file = path;
+    options.pinned_bytes = "288KiB";
+    options.host_lane = lane;
+    const auto expected = RunDecodes(Load(Options(GetParam(), 6))->engine(), 6, 8);
+    const std::unique_ptr<cli::EngineBundle> bundle = Load(options);
+    ASSERT_NE(bundle, nullptr);
+    {
+      // Somewhere in every eighth page, past the header: some experts are hurt, most are not.
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(0, std::ios::end);
+      const auto size = static_cast<std::int64_t>(file.tellg());
+      for (std::int64_t at = std::int64_t{1} << 20; at + 8 < size; at += std::int64_t{40} * 4096 * 18) {
+        file.seekp(at);
+        file.write("damaged!", 8);
+      }
+    }
+    std::set<std::uint64_t> failed;
+    for (std::int64_t i = 0; i < 8; ++i) {
+      const absl::StatusOr<api::StepResult> result = bundle->engine().Step(Decode(bundle->engine(), 6, i));
+      ASSERT_TRUE(result.ok()) << result.status();
+      for (std::size_t s = 0; s < result->spans.size(); ++s) {
+        const api::SpanResult& span = result->spans[s];
+        if (!span.status.ok()) {
+          EXPECT_EQ(span.status.code(), absl::StatusCode::kDataLoss) << span.status;
+          failed.insert(span.sequence.value);
+        } else if (failed.count(span.sequence.value) == 0) {
+          EXPECT_EQ(span.logits, expected[static_cast<std::size_t>(i)].spans[s].logits) << "step " << i;
+        }
+      }
+    }
+    EXPECT_FALSE(failed.empty()) << "host lane " << lane;
+    std::remove(path.c_str());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, OffloadFaultsTest, ::testing::Values("naive", "lru", "simple", "hub"));

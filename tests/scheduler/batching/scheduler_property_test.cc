@@ -317,7 +317,11 @@ TEST_P(SchedulerPropertyTest, OperationsBetweenAndDuringSteps) {
           (matched ? last->stopped : last->cancelled) = true;
         }
       } else if (kind == 10 && dice.Chance(2)) {
-        engine.FailStep(dice.Roll(3), absl::InternalError("a step that fails"));
+        if (dice.Chance(2)) {
+          engine.FailSpan(static_cast<std::size_t>(dice.Roll(3)), absl::InternalError("a span that fails"));
+        } else {
+          engine.FailStep(dice.Roll(3), absl::InternalError("a step that fails"));
+        }
         excuses.failing_steps = true;
       } else if (kind == 10 && dice.Chance(4)) {
         scheduler->ForgetPrefixes(dice.Chance(2), [](const absl::StatusOr<std::int64_t>& /*forgotten*/) {});

@@ -467,6 +467,30 @@ TEST_F(SchedulerTest, AFailingStepEndsItsRequestsAndTheThreadGoesOn) {
   EXPECT_EQ(good->tokens(), Expected(next, 4)) << "rubbish of the failed step is overwritten";
 }
 
+// What one sequence lacked (an expert whose copy failed) ends that request; its neighbours of the same step
+// get their tokens, and nothing of its rubbish is found by who begins alike.
+TEST_F(SchedulerTest, AFailingSpanEndsItsRequestAlone) {
+  Start();
+  engine_->Hold();
+  const Request doomed = MakeRequest("doomed", 11, 8);
+  const Request beside = MakeRequest("beside", 9, 8);
+  const auto failing = Submit(doomed);
+  const auto good = Submit(beside);
+  ASSERT_TRUE(engine_->WaitHeld());
+  engine_->FailSpan(0, absl::DataLossError("expert 3 of layer 1 could not be had"));
+  engine_->Release();
+  const RequestOutcome outcome = failing->WaitFinished();
+  EXPECT_EQ(outcome.reason, FinishReason::kError);
+  EXPECT_EQ(outcome.status, absl::DataLossError("expert 3 of layer 1 could not be had"));
+  EXPECT_EQ(good->WaitFinished().reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(good->tokens(), Expected(beside, 8));
+  Request again = doomed;
+  again.id = "again";
+  const auto second = Submit(again);
+  EXPECT_EQ(second->WaitFinished().reason, FinishReason::kMaxTokens);
+  EXPECT_EQ(second->tokens(), Expected(again, 8));
+}
+
 // An engine that answers what nobody asked.
 class LyingEngine final : public api::Engine {
  public:

@@ -1,58 +1,42 @@
 // Policies over the recorded routing of a trained model, beside what the trace study published. The trace is
 // not part of the repository: where it is absent the tests say so and are skipped.
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "engine/checkpoint/numpy_file.h"
 #include "gtest/gtest.h"
 #include "scheduler/routing/decayed_counts.h"
 #include "scheduler/routing/policy.h"
 #include "scheduler/routing/pooled_director.h"
 #include "scheduler/routing/replay.h"
 #include "scheduler/routing/window_predictor.h"
+#include "tests/scheduler/routing/study_trace.h"
 
 namespace comoe::routing {
 namespace {
 
-// numpy.random.default_rng(0).permutation(96): the study's order of sequences. Its table of LRU runs over all
-// of them, that of decayed counts over the second half.
-constexpr std::array<std::int32_t, 96> kOrder = {
-    36, 87, 5,  13, 52, 20, 93, 34, 50, 27, 16, 94, 11, 10, 66, 8,  82, 9,  90, 19, 89, 75, 65, 67,
-    39, 4,  25, 55, 71, 62, 23, 44, 42, 53, 80, 68, 60, 15, 30, 2,  35, 43, 17, 70, 28, 83, 18, 72,
-    3,  1,  57, 24, 64, 21, 47, 0,  6,  86, 45, 22, 26, 51, 37, 81, 49, 74, 88, 91, 40, 61, 12, 32,
-    92, 46, 58, 14, 73, 38, 84, 31, 85, 48, 77, 76, 7,  63, 69, 78, 59, 54, 29, 41, 56, 33, 79, 95};
 constexpr std::int64_t kStepsAtBatch1 = 3000;
 
 class TracePoliciesTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    const char* source = std::getenv("COMOE_SOURCE_DIR");
-    const std::string path =
-        std::string(source == nullptr ? "." : source) + "/../shared/models/moe-64x2/routing_trace.npz";
-    if (!std::filesystem::exists(path)) {
+    const std::optional<Trace> study = LoadStudyTrace();
+    if (!study.has_value()) {
       return;
     }
-    auto arrays = checkpoint::ReadNpz(path, std::uint64_t{1} << 30);
-    ASSERT_TRUE(arrays.ok()) << arrays.status();
-    const checkpoint::NumpyArray& experts = arrays->at("experts");
-    ASSERT_EQ(experts.shape, (std::vector<std::int64_t>{96, 512, 12, 2}));
     trace_ = new RoutingTrace;
-    trace_->num_sequences = 96;
-    trace_->num_tokens = 512;
-    trace_->num_moe_layers = 12;
-    trace_->experts_per_token = 2;
-    trace_->experts.reserve(static_cast<std::size_t>(experts.num_elements()));
-    for (std::int64_t i = 0; i < experts.num_elements(); ++i) {
-      trace_->experts.push_back(static_cast<std::uint16_t>(experts.IntegerAt(i)));
+    trace_->num_sequences = static_cast<std::int32_t>(study->sequences.size());
+    trace_->num_tokens = static_cast<std::int32_t>(study->sequences.front().tokens.size());
+    trace_->num_moe_layers = static_cast<std::int32_t>(study->header.moe_layers.size());
+    trace_->experts_per_token = study->header.experts_per_token;
+    for (const TraceSequence& sequence : study->sequences) {
+      trace_->experts.insert(trace_->experts.end(), sequence.experts.begin(), sequence.experts.end());
     }
   }
   static void TearDownTestSuite() {
@@ -77,7 +61,7 @@ class TracePoliciesTest : public ::testing::Test {
     return shape;
   }
   static std::vector<TraceStep> Steps(std::int32_t batch, bool second_half) {
-    const auto order = absl::MakeConstSpan(kOrder).subspan(second_half ? kOrder.size() / 2 : 0);
+    const auto order = absl::MakeConstSpan(kStudyOrder).subspan(second_half ? kStudyOrder.size() / 2 : 0);
     return LockstepSteps(*trace_, order, batch, batch == 1 ? kStepsAtBatch1 : 1'000'000);
   }
   static ReplayTotals Run(const std::string& policy, double share, const std::vector<TraceStep>& steps) {
@@ -177,7 +161,7 @@ void DecodeAroundPrefill(const RoutingTrace& trace, absl::Span<const std::int32_
     const std::int32_t chunk = token - kWarmSteps - kStepsEachSide;
     if (prefill && chunk >= 0 && chunk < static_cast<std::int32_t>(kChunks.size())) {
       const auto i = static_cast<std::size_t>(chunk);
-      AppendSpan(trace, kOrder[90 + i], 0, kChunks[i], std::int64_t{512} * chunk, &step);
+      AppendSpan(trace, kStudyOrder[90 + i], 0, kChunks[i], std::int64_t{512} * chunk, &step);
     }
     const ReplayTotals was = replayer->totals();
     ASSERT_TRUE(replayer->Step(step).ok());
@@ -200,7 +184,7 @@ TEST_F(TracePoliciesTest, APrefillLeavesTheDecodeSetAlone) {
         absl::StatusOr<Policy> policy = MakePolicy(name, shape, PolicyOptions{});
         ASSERT_TRUE(policy.ok()) << policy.status();
         Replayer replayer(shape, ReplayOptions{}, policy->director.get());
-        const auto sequences = absl::MakeConstSpan(kOrder).subspan(i / 2 * batch, batch);
+        const auto sequences = absl::MakeConstSpan(kStudyOrder).subspan(i / 2 * batch, batch);
         DecodeAroundPrefill(*trace_, sequences, i % 2 == 1, &replayer, &before[i % 2], &after[i % 2]);
       }
       std::printf("%s, batch %d: hit rate %.3f before a prefill, %.3f after; %.3f had there been none\n",

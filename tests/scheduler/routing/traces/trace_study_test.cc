@@ -2,67 +2,27 @@
 // of the repository: where it is absent the test says so and is skipped.
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "engine/checkpoint/numpy_file.h"
 #include "gtest/gtest.h"
 #include "scheduler/routing/oracle.h"
 #include "scheduler/routing/policy.h"
 #include "scheduler/routing/timed_replay.h"
 #include "scheduler/routing/trace_predictors.h"
 #include "scheduler/routing/trace_stats.h"
+#include "tests/scheduler/routing/study_trace.h"
 
 namespace comoe::routing {
 namespace {
 
-// numpy.random.default_rng(0).permutation(96)
-const std::vector<std::int32_t> kOrder = {
-    36, 87, 5,  13, 52, 20, 93, 34, 50, 27, 16, 94, 11, 10, 66, 8,  82, 9,  90, 19, 89, 75, 65, 67,
-    39, 4,  25, 55, 71, 62, 23, 44, 42, 53, 80, 68, 60, 15, 30, 2,  35, 43, 17, 70, 28, 83, 18, 72,
-    3,  1,  57, 24, 64, 21, 47, 0,  6,  86, 45, 22, 26, 51, 37, 81, 49, 74, 88, 91, 40, 61, 12, 32,
-    92, 46, 58, 14, 73, 38, 84, 31, 85, 48, 77, 76, 7,  63, 69, 78, 59, 54, 29, 41, 56, 33, 79, 95};
-
 class TraceStudyTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    const char* source = std::getenv("COMOE_SOURCE_DIR");
-    const std::string path =
-        std::string(source == nullptr ? "." : source) + "/../shared/models/moe-64x2/routing_trace.npz";
-    if (!std::filesystem::exists(path)) {
-      return;
-    }
-    auto arrays = checkpoint::ReadNpz(path, std::uint64_t{1} << 30);
-    ASSERT_TRUE(arrays.ok()) << arrays.status();
-    trace_ = new Trace;
-    TraceHeader& header = trace_->header;
-    header.vocab_size = 8192;
-    header.num_layers = 12;
-    for (std::int32_t layer = 0; layer < 12; ++layer) {
-      header.moe_layers.push_back(layer);
-    }
-    header.num_experts = 64;
-    header.experts_per_token = 2;
-    header.lookahead = 3;
-    header.lookahead_width = 4;
-    for (std::int64_t s = 0; s < 96; ++s) {
-      TraceSequence& sequence = trace_->sequences.emplace_back();
-      const auto take = [s](const checkpoint::NumpyArray& array, auto* values) {
-        const std::int64_t each = array.num_elements() / 96;
-        for (std::int64_t i = s * each; i < (s + 1) * each; ++i) {
-          const std::int64_t value = array.IntegerAt(i);
-          using Value = typename std::decay_t<decltype(*values)>::value_type;
-          values->push_back(static_cast<Value>(value == 255 && array.shape.size() == 4 ? kNoExpert : value));
-        }
-      };
-      take(arrays->at("ids"), &sequence.tokens);
-      take(arrays->at("experts"), &sequence.experts);
-      for (const char* name : {"lookahead1", "lookahead2", "lookahead3"}) {
-        take(arrays->at(name), &sequence.ahead.emplace_back());
-      }
+    if (std::optional<Trace> trace = LoadStudyTrace()) {
+      trace_ = new Trace(*std::move(trace));
     }
   }
   static void TearDownTestSuite() {
@@ -75,7 +35,7 @@ class TraceStudyTest : public ::testing::Test {
     }
   }
   static std::vector<std::vector<ReplayRow>> Steps(std::int32_t batch, bool second_half) {
-    const auto order = absl::MakeConstSpan(kOrder).subspan(second_half ? 48 : 0);
+    const auto order = absl::MakeConstSpan(kStudyOrder).subspan(second_half ? 48 : 0);
     return LockstepRows(*trace_, order, batch, batch == 1 ? 3000 : 1'000'000);
   }
 
@@ -118,7 +78,7 @@ TEST_F(TraceStudyTest, YardsticksAreThePublishedOnes) {
 }
 
 TEST_F(TraceStudyTest, RecallIsThePublishedOne) {
-  const auto steps = LockstepRows(*trace_, absl::MakeConstSpan(kOrder), 1, 1'000'000);
+  const auto steps = LockstepRows(*trace_, absl::MakeConstSpan(kStudyOrder), 1, 1'000'000);
   const std::vector<ForecastQuality> gate = JudgeRecordedLookahead(*trace_, steps, {2, 4});
   ASSERT_EQ(gate.size(), 3U);
   constexpr double kGate[3][2] = {{.767, .910}, {.674, .838}, {.602, .770}};
