@@ -153,7 +153,7 @@ class RetryTest(unittest.TestCase):
             self.assertEqual(len(client.generate("Call me", max_tokens=3, ignore_eos=True).tokens), 3)
 
     def test_a_full_queue_is_tried_again_and_a_running_answer_is_not(self):
-        with Server("--max-waiting", "1", "--max-sequences", "1") as server, \
+        with Server(*harness.SLOW, "--max-waiting", "1", "--max-sequences", "1") as server, \
                 comoe.Client(server.address, timeout_s=harness.CALL_TIMEOUT_S,
                              retry=comoe.RetryPolicy(max_attempts=1000, max_delay_s=0.2)) as patient, \
                 comoe.Client(server.address, timeout_s=harness.CALL_TIMEOUT_S, retry=None) as impatient:

@@ -248,11 +248,12 @@ class DrainTest(Crowd):
             self.assert_drained(stream)
 
     def test_running_streams_may_finish(self):
-        with Server("--drain-timeout", "600" if harness.SANITIZED else "60") as server:
-            alone = Stream(open_stream(server, max_tokens=1200, sampling={"seed": 1}, stopping=FOREVER))
-            running = [open_stream(server, max_tokens=1200, sampling={"seed": 1}, stopping=FOREVER) for _ in range(16)]
-            waiting = [open_stream(server, max_tokens=5) for _ in range(4)]
+        long = {"max_tokens": 40 if harness.SANITIZED else 160, "sampling": {"seed": 1}, "stopping": FOREVER}
+        with Server(*harness.SLOW, "--max-sequences", "4", "--drain-timeout", "600") as server:
+            alone = Stream(open_stream(server, **long))
+            running = [open_stream(server, **long) for _ in range(4)]
             running = [Begun(call) for call in running]
+            waiting = [open_stream(server, max_tokens=5) for _ in range(4)]
             self.assertTrue(harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 4))
             server.signal()
             running, waiting = read_all(running), read_all(waiting)
@@ -340,7 +341,7 @@ class MemoryTest(Crowd):
 
 class PriorityTest(Crowd):
     def test_a_higher_priority_overtakes_those_who_wait(self):
-        with Server("--max-sequences", "1") as server:
+        with Server(*harness.SLOW, "--max-sequences", "1") as server:
             running = Begun(open_stream(server, max_tokens=LONG, stopping=FOREVER))
             calls = []
             for request_id, priority in (("low-1", -5), ("low-2", -5), ("usual", 0), ("high-1", 50), ("high-2", 50)):

@@ -172,6 +172,11 @@ class Server:
         self.process.stderr.close()
 
 
+# Flags of a server whose plain loops are slow enough on any machine that a long request is still running when
+# a test has seen the others wait.
+SLOW = ("--kernels", "ref", "--threads", "1")
+
+
 def eventually(condition, timeout_s=30):
     deadline = time.monotonic() + timeout_s
     while not condition():

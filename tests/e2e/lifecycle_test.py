@@ -78,10 +78,10 @@ class EndTest(unittest.TestCase):
             self.assertEqual(server.wait_exit(), 0, server.log)
 
     def test_sigterm_ends_a_stream_with_a_terminal_event_and_exit_0(self):
-        with Server("--drain-timeout", "0", "--max-sequences", "1") as server:
+        with Server(*harness.SLOW, "--drain-timeout", "0", "--max-sequences", "1") as server:
             call = long_stream(server)
             queued = server.inference.GenerateStream(stream_request(max_tokens=5), timeout=CALL_TIMEOUT_S)
-            harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 1)
+            self.assertTrue(harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 1))
             server.signal()
             streams = [Stream(call), Stream(queued)]
             self.assertEqual(server.wait_exit(), 0, server.log)
@@ -91,11 +91,11 @@ class EndTest(unittest.TestCase):
             self.assertEqual(stream.finished[0].finish_reason, inference_pb2.FINISH_REASON_DRAINING)
 
     def test_many_live_streams_all_get_a_terminal_event(self):
-        with Server("--drain-timeout", "0", "--max-sequences", "1") as server:
+        with Server(*harness.SLOW, "--drain-timeout", "0", "--max-sequences", "1") as server:
             calls = [long_stream(server)]
             calls += [server.inference.GenerateStream(stream_request(max_tokens=LONG), timeout=CALL_TIMEOUT_S)
                       for _ in range(31)]
-            harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 31)
+            self.assertTrue(harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 31))
             server.signal(signal.SIGINT)
             streams = [Stream(call) for call in calls]
             self.assertEqual(server.wait_exit(), 0, server.log)
@@ -128,7 +128,7 @@ class EndTest(unittest.TestCase):
 
 class QueueTest(unittest.TestCase):
     def test_a_full_queue_refuses_and_recovers(self):
-        with Server("--max-waiting", "1", "--max-sequences", "1") as server:
+        with Server(*harness.SLOW, "--max-waiting", "1", "--max-sequences", "1") as server:
             running = long_stream(server)
             waiting = server.inference.GenerateStream(stream_request(max_tokens=3), timeout=CALL_TIMEOUT_S)
             self.assertTrue(harness.eventually(lambda: server.metrics()["comoe_requests_waiting"] == 1))

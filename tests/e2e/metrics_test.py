@@ -178,7 +178,7 @@ class MixedRunTest(unittest.TestCase):
 
 class ReasonsTest(unittest.TestCase):
     def test_each_refusal_and_early_end_counts_once_under_its_reason(self):
-        with Server("--max-sequences", "1", "--max-waiting", "1", "--drain-timeout", "60") as server:
+        with Server(*harness.SLOW, "--max-sequences", "1", "--max-waiting", "1", "--drain-timeout", "60") as server:
             client = traffic.Traffic(server.channel, random.Random(1), "client")
             for call in (*client.bad(), client.aborted, client.cancelled):
                 call()
