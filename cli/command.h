@@ -16,6 +16,7 @@ void AddGenerateCommand(CLI::App& app, absl::Status& result);
 void AddTokenizeCommand(CLI::App& app, absl::Status& result);
 void AddInspectCommand(CLI::App& app, absl::Status& result);
 void AddVerifyCommand(CLI::App& app, absl::Status& result);
+void AddDoctorCommand(CLI::App& app, absl::Status& result);
 void AddEvalCommand(CLI::App& app, absl::Status& result);
 void AddWidenCommand(CLI::App& app, absl::Status& result);
 void AddTraceCommand(CLI::App& app, absl::Status& result);

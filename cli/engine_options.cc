@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/cuda_options.h"
 #include "cli/offload_options.h"
 #include "cli/progress.h"
 #include "cli/timeline.h"
@@ -28,6 +29,7 @@
 #include "engine/model/workspace.h"
 #include "engine/runtime/lane_rates.h"
 #include "engine/runtime/moe_engine.h"
+#include "scheduler/routing/hub_reporter.h"
 #include "scheduler/routing/resident_director.h"
 #include "scheduler/routing/trace_recorder.h"
 
@@ -36,10 +38,6 @@ namespace {
 
 // Left to the system, the page cache and buffers of clients.
 constexpr double kUsableShare = 0.95;
-
-std::uint64_t UsableBytes(const base::HostMemory& host) {
-  return static_cast<std::uint64_t>(static_cast<double>(host.available_bytes) * kUsableShare);
-}
 
 class Bundle final : public EngineBundle {
  public:
@@ -70,25 +68,56 @@ class Bundle final : public EngineBundle {
   double load_seconds_ = 0.0;
 };
 
-// Host memory for weights: all of them once, and on an emulated device its slots and staging too. With a
-// packed file experts take what is page-locked.
-absl::StatusOr<std::uint64_t> HostBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan) {
-  if (options.device == "cpu") {
-    return plan.total_bytes;
+// As CheckMemory, where weights and KV lie on a card of their own: they must fit there, and the experts below
+// it on the host.
+absl::StatusOr<std::uint64_t> CheckDeviceMemory(const EngineOptions& options, const CheckpointFolder& folder,
+                                                checkpoint::MemoryPlan plan, const device::Device& device) {
+  const base::HostMemory host = base::ReadHostMemory();
+  COMOE_ASSIGN_OR_RETURN(const std::uint64_t on_host, HostBytes(options, plan));
+  if (on_host > UsableBytes(host)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "'", options.model, "' does not fit: its experts take ", base::FormatBytes(on_host),
+        " of host memory, but only ", base::FormatBytes(UsableBytes(host)), " are free here (", host.source,
+        "): free memory, lower --pinned-bytes, or keep experts on disk (--expert-file)"));
   }
-  COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
-  const std::int64_t device = budget.device_slots + budget.device_staging_slots;
-  const std::int64_t pinned = budget.pinned_slots + budget.pinned_staging_slots;
-  const std::int64_t host =
-      options.expert_file.empty() && budget.pinned_slots < plan.num_experts ? plan.num_experts : 0;
-  return plan.resident_bytes + static_cast<std::uint64_t>(device + pinned + host) * plan.expert_bytes;
+  const base::HostMemory card = ReadDeviceMemory(device);
+  COMOE_ASSIGN_OR_RETURN(plan.total_bytes, DeviceBytes(options, plan));
+  COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options, folder.config, plan, card));
+  if (plan.total_bytes + kv_bytes > UsableBytes(card)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "'", options.model, "' does not fit on the device: weights and expert slots take ",
+        base::FormatBytes(plan.total_bytes), " and KV ", base::FormatBytes(kv_bytes), ", but only ",
+        base::FormatBytes(UsableBytes(card)), " of ", base::FormatBytes(card.limit_bytes),
+        " are free there: lower --expert-cache-bytes, --expert-cache-fraction or --kv-bytes"));
+  }
+  return kv_bytes;
+}
+
+// Whether a card has room for every expert, where no flag says how many it is to have.
+bool AllFit(const EngineOptions& options, const CheckpointFolder& folder, const device::Device& device) {
+  constexpr double kShareOfWeights = 0.8;  // KV and workspace take of the rest
+  if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0) {
+    return false;
+  }
+  EngineOptions resident = options;
+  resident.policy = "resident";
+  const absl::StatusOr<checkpoint::MemoryPlan> plan =
+      PlanMemory(resident, folder.config, folder.tensors.expert_dtype);
+  const absl::StatusOr<std::uint64_t> bytes =
+      plan.ok() ? DeviceBytes(resident, *plan) : absl::StatusOr<std::uint64_t>(plan.status());
+  return bytes.ok() && static_cast<double>(*bytes) <
+                           kShareOfWeights * static_cast<double>(ReadDeviceMemory(device).available_bytes);
 }
 
 // KV memory and weights must fit together, before anything is loaded.
-absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const CheckpointFolder& folder) {
+absl::StatusOr<std::uint64_t> CheckMemory(const EngineOptions& options, const CheckpointFolder& folder,
+                                          const device::Device& device) {
   const base::HostMemory host = base::ReadHostMemory();
   COMOE_ASSIGN_OR_RETURN(const checkpoint::MemoryPlan plan,
                          PlanMemory(options, folder.config, folder.tensors.expert_dtype));
+  if (options.device == "cuda") {
+    return CheckDeviceMemory(options, folder, plan, device);
+  }
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, KvBytes(options, folder.config, plan, host));
   const std::uint64_t usable = UsableBytes(host);
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t weights, HostBytes(options, plan));
@@ -198,14 +227,24 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
                                      }}));
   bundle.tiers_ = cache.get();
   parts.experts = std::move(cache);
-  parts.kernels = options.kernels == "ref" ? &kernels::RefKernels() : &kernels::EmulatedKernels();
-  parts.host_lane_kernels = options.host_lane == "on" ? parts.kernels : nullptr;
+  const kernels::KernelTable* on_host =
+      options.kernels == "ref" ? &kernels::RefKernels() : &kernels::EmulatedKernels();
+  parts.kernels = on_host;
+  if (options.device == "cuda") {
+    COMOE_ASSIGN_OR_RETURN(parts.kernels, CudaKernelsFor(options, *bundle.device_));
+  }
+  parts.experts_stay = options.policy == "resident" && !options.make_director;
+  parts.host_lane_kernels = options.host_lane == "on" ? on_host : nullptr;
   parts.copy_limit = options.copy_limit;
   return absl::OkStatus();
 }
 
 // What stands around the policy's decisions.
 void WrapDirector(const EngineOptions& options, Bundle& bundle) {
+  if (bundle.hub_ != nullptr && options.metrics != nullptr) {
+    bundle.director_ =
+        routing::MakeReportingDirector(std::move(bundle.director_), *bundle.hub_, *options.metrics);
+  }
   if (options.routing_observer) {
     bundle.director_ = routing::MakeTraceRecorder(
         std::move(bundle.director_),
@@ -243,12 +282,35 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
   parts.metrics = options.device == "cpu" ? nullptr : options.metrics;  // where experts never move
   bundle.description_ =
       absl::StrCat(bundle.device_->Describe(), ", kernels ", parts.kernels->name, ", policy ",
-                   bundle.director_->policy(), ", KV ", tensor::DTypeName(parts.kv_dtype));
+                   bundle.director_->policy(), ", KV ", tensor::DTypeName(parts.kv_dtype),
+                   options.device_reason.empty() ? "" : absl::StrCat(" (", options.device_reason, ")"));
   COMOE_ASSIGN_OR_RETURN(bundle.engine_, runtime::MakeEngine(std::move(parts)));
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::string PolicyOf(const EngineOptions& options) {
+  return !options.policy.empty() ? options.policy : (options.device == "cpu" ? "resident" : "simple");
+}
+
+std::uint64_t UsableBytes(const base::HostMemory& host) {
+  return static_cast<std::uint64_t>(static_cast<double>(host.available_bytes) * kUsableShare);
+}
+
+absl::StatusOr<std::uint64_t> HostBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan) {
+  if (options.device == "cpu") {
+    return plan.total_bytes;
+  }
+  COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
+  const bool apart = options.device == "cuda";  // its memory is not the host's
+  const std::int64_t device = apart ? 0 : budget.device_slots + budget.device_staging_slots;
+  const std::int64_t pinned = budget.pinned_slots + budget.pinned_staging_slots;
+  const std::int64_t host =
+      options.expert_file.empty() && budget.pinned_slots < plan.num_experts ? plan.num_experts : 0;
+  return (apart ? 0 : plan.resident_bytes) +
+         static_cast<std::uint64_t>(device + pinned + host) * plan.expert_bytes;
+}
 
 absl::Status CheckEngineOptions(const EngineOptions& options) {
   if (options.model.empty()) {
@@ -288,14 +350,29 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
 
 void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--model", options.model, "checkpoint folder (config.json, *.safetensors, tokenizer.json)");
-  app.add_option("--device", options.device,
-                 "cpu, or emulated: a simulated accelerator, for tests and studies")
-      ->check(CLI::IsMember({"cpu", "emulated", "cuda"}))
+  if (options.device == "cpu") {
+    options.device = "auto";
+  }
+  app.add_option(
+         "--device", options.device,
+         "cpu, cuda, auto (cuda where there is one), or emulated: a simulated accelerator, for tests and "
+         "studies")
+      ->check(CLI::IsMember({"auto", "cpu", "emulated", "cuda"}))
+      ->capture_default_str();
+  app.parse_complete_callback([&options] { ChooseDevice(options); });
+  app.add_option("--cuda-device", options.cuda_device, "which NVIDIA card")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--cuda-plugin", options.cuda_plugin,
+                 "libcomoe_cuda.so (default: beside the program, or in ../lib)");
+  app.add_option(
+         "--activations", options.activations,
+         "what matrix products on an NVIDIA card make of activations: f32, or bf16: faster, and not exact")
+      ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
   app.add_option("--policy", options.policy,
                  "how experts are placed and moved: naive, static, lru, simple, hub, resident (default: "
-                 "resident on the cpu, "
-                 "else simple)");
+                 "resident on the cpu and where a card has room for all, else simple)");
   app.add_option("--threads", options.threads, "compute threads, 0 for all that affinity and cgroup allow")
       ->capture_default_str();
   app.add_option("--kernels", options.kernels, "best for this processor, or the reference loops")
@@ -390,11 +467,8 @@ absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& gi
   const absl::Time start = absl::Now();
   COMOE_RETURN_IF_ERROR(CheckEngineOptions(given));
   EngineOptions options = given;
-  if (options.policy.empty()) {
-    options.policy = options.device == "cpu" ? "resident" : "simple";
-  }
+  options.policy = PolicyOf(options);
   COMOE_ASSIGN_OR_RETURN(CheckpointFolder folder, OpenCheckpoint(options.model, options.widen));
-  COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, CheckMemory(options, folder));
   auto bundle = std::make_unique<Bundle>();
   if (options.device == "cpu") {
     bundle->device_ = device::MakeCpuDevice(options.threads > 0 ? options.threads : base::UsableCores());
@@ -403,6 +477,10 @@ absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& gi
         checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype).expert_bytes;
     COMOE_ASSIGN_OR_RETURN(bundle->device_, MakeOffloadDevice(options, blob_bytes));
   }
+  if (given.policy.empty() && options.device == "cuda" && AllFit(options, folder, *bundle->device_)) {
+    options.policy = "resident";
+  }
+  COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, CheckMemory(options, folder, *bundle->device_));
   const std::string tokenizer_path = options.model + "/tokenizer.json";
   if (IsThere(tokenizer_path)) {
     COMOE_ASSIGN_OR_RETURN(bundle->tokenizer_, tokenizer::Tokenizer::Load(tokenizer_path));

@@ -17,7 +17,9 @@
 #include "engine/base/metrics_sink.h"
 #include "engine/checkpoint/memory_plan.h"
 #include "engine/checkpoint/model_config.h"
+#include "engine/device/device.h"
 #include "engine/device/emulated/emulated_device.h"
+#include "engine/kernels/kernel_table.h"
 #include "engine/tensor/dtype.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "scheduler/routing/tier_shape.h"
@@ -31,6 +33,10 @@ namespace comoe::cli {
 struct EngineOptions {
   std::string model;                       // a checkpoint folder
   std::string device = "cpu";              // cpu | emulated | cuda
+  std::string device_reason;               // why it is not another, where that was to be found out
+  std::string activations = "f32";         // f32 | bf16: what products on a GPU make of them
+  std::string cuda_plugin;                 // "": libcomoe_cuda.so, beside the program or in ../lib
+  int cuda_device = 0;                     // which card
   std::string policy;                      // "": resident on the cpu, else simple
   int threads = 0;                         // 0: as many as affinity and cgroup allow
   std::string kv_bytes;                    // "": from context and sequences
@@ -66,11 +72,15 @@ struct EngineOptions {
   double host_computes = 6.0;
   double dense_computes = 0.1;
   bool refuse_pinned = false;
+  device::EmulatedSerial serial = device::EmulatedSerial::kNone;
   absl::Duration copy_limit = absl::Seconds(10);
   // Tests: rates instead of the preset's, faults, a director of their own.
   std::shared_ptr<const device::EmulatedRates> rates;
   std::function<device::CopyFault(const device::CopyRequest&)> copy_faults;
   std::function<std::unique_ptr<api::ExpertDirector>(const routing::TierShape&)> make_director;
+  // Tests of --device cuda without a GPU.
+  std::function<absl::StatusOr<std::unique_ptr<device::Device>>()> make_device;
+  const kernels::KernelTable* device_kernels = nullptr;
 };
 
 // --model --device --policy --threads --kv-bytes --kv-dtype --expert-cache-fraction | --expert-cache-bytes
@@ -91,6 +101,16 @@ absl::Status CheckEngineOptions(const EngineOptions& options);
 // --kv-bytes, or by default one whole context for each sequence, but at most half of what the weights leave.
 absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkpoint::ModelConfig& config,
                                       const checkpoint::MemoryPlan& plan, const base::HostMemory& host);
+
+// --policy, or the default of the device.
+std::string PolicyOf(const EngineOptions& options);
+
+// What of the host's memory may be planned for: the rest is the system's.
+std::uint64_t UsableBytes(const base::HostMemory& host);
+
+// Host memory for weights: all of them once, and on an emulated device its slots and staging too. With a
+// packed file experts take what is page-locked.
+absl::StatusOr<std::uint64_t> HostBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan);
 
 // A loaded model, ready to step, and all it needs. Destroyed as a whole.
 class EngineBundle {

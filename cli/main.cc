@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   comoe::cli::AddTokenizeCommand(app, result);
   comoe::cli::AddInspectCommand(app, result);
   comoe::cli::AddVerifyCommand(app, result);
+  comoe::cli::AddDoctorCommand(app, result);
   comoe::cli::AddEvalCommand(app, result);
   comoe::cli::AddWidenCommand(app, result);
   comoe::cli::AddTraceCommand(app, result);

@@ -1,6 +1,7 @@
 #include "cli/offload_options.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/cuda_options.h"
 #include "cli/routing_trace.h"
 #include "engine/base/bytes.h"
 #include "engine/base/log.h"
@@ -80,9 +82,6 @@ absl::StatusOr<std::int64_t> DeviceSlots(const EngineOptions& options, double hu
 }  // namespace
 
 absl::Status CheckOffloadOptions(const EngineOptions& options) {
-  if (options.device == "cuda") {
-    return absl::UnimplementedError("--device cuda is not built into this version; supported: cpu, emulated");
-  }
   if (options.expert_cache_fraction > 1.0 || options.expert_cache_fraction == 0.0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--expert-cache-fraction is ", options.expert_cache_fraction, ": it lies in (0, 1]"));
@@ -95,6 +94,9 @@ absl::Status CheckOffloadOptions(const EngineOptions& options) {
 
 absl::StatusOr<std::unique_ptr<device::Device>> MakeOffloadDevice(const EngineOptions& options,
                                                                   std::uint64_t blob_bytes) {
+  if (options.device == "cuda") {
+    return MakeCudaDevice(options);
+  }
   device::EmulatedOptions emulated;
   COMOE_ASSIGN_OR_RETURN(emulated.rates, device::PresetRates(options.emulated));
   if (options.rates != nullptr) {
@@ -106,6 +108,7 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeOffloadDevice(const EngineOp
   emulated.real_clock = options.emulated_clock == "real";
   emulated.threads = options.threads > 0 ? options.threads : base::UsableCores();
   emulated.refuse_pinned = options.refuse_pinned;
+  emulated.serial = options.serial;
   emulated.copy_faults = options.copy_faults;
   return device::MakeEmulatedDevice(std::move(emulated));
 }
@@ -171,6 +174,11 @@ absl::StatusOr<routing::Policy> MakeOffloadPolicy(const EngineOptions& options, 
   policy.host_lane = options.host_lane == "on";
   policy.expert_bytes = info.expert_bytes;
   COMOE_ASSIGN_OR_RETURN(policy.hub, HubParametersOf(options));
+  if (options.device == "cuda" || options.emulated_clock == "real") {
+    policy.clock = [] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    };
+  }
   std::string trace = options.hot_trace;
   if (trace.empty() && options.policy == "static" && IsThere(options.model + "/routing_trace.npz")) {
     trace = options.model + "/routing_trace.npz";

@@ -4,10 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -20,15 +22,85 @@ std::string Quoted(const std::string& text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "''"}, {"\n", " "}}), "'");
 }
 
+constexpr int kPlotWidth = 900;
+constexpr int kPlotHeight = 400;
+
+// Distinct in print and for most who see colours differently.
+constexpr const char* kColours[] = {"#4477aa", "#ee6677", "#228833", "#ccbb44",
+                                    "#66ccee", "#aa3377", "#777777"};
+constexpr std::size_t kNumColours = sizeof(kColours) / sizeof(kColours[0]);
+
+std::string Colour(std::size_t series) {
+  return absl::StrCat(" lc rgb '", kColours[series % kNumColours], "'");
+}
+
+std::string Axes(const Plot& plot) {
+  std::string script =
+      absl::StrCat("unset label\nunset arrow\nset title ", Quoted(plot.title), "\nset xlabel ",
+                   Quoted(plot.x_label), "\nset ylabel ", Quoted(plot.y_label), "\n",
+                   plot.y_from_0 ? "set yrange [0:*]\n" : "set yrange [*:*]\n",
+                   plot.log_x ? "set logscale x 2\n" : "unset logscale x\n");
+  if (plot.level.has_value()) {
+    absl::StrAppend(&script, "set arrow from graph 0, first ", *plot.level, " to graph 1, first ",
+                    *plot.level, " nohead dt 2 lc rgb '#555555'\n");
+  }
+  // Words stand on that side of their line where there is room.
+  double low = std::numeric_limits<double>::infinity();
+  double high = -low;
+  for (const PlotSeries& series : plot.series) {
+    for (const auto& [x, y] : series.points) {
+      low = std::min(low, x);
+      high = std::max(high, x);
+    }
+  }
+  for (std::size_t i = 0; i < plot.marks.size(); ++i) {
+    const auto& [x, word] = plot.marks[i];
+    absl::StrAppend(&script, "set arrow from first ", x, ", graph 0 to first ", x,
+                    ", graph 1 nohead dt 3 lc rgb '#555555'\nset label ", Quoted(word), " at first ", x,
+                    ", graph ", 0.95 - 0.08 * static_cast<double>(i),
+                    x > 0.5 * (low + high) ? " right" : " left", " offset ",
+                    x > 0.5 * (low + high) ? "-0.5" : "0.5", ",0 font ',10'\n");
+  }
+  return script;
+}
+
+std::string Lines(const Plot& plot) {
+  std::string script = "set xrange [*:*]\nset xtics auto\nplot ";
+  for (std::size_t i = 0; i < plot.series.size(); ++i) {
+    absl::StrAppend(&script, i > 0 ? ", " : "", "$series", i, " with linespoints lw 2 pt 7 ps 0.6", Colour(i),
+                    " title ", Quoted(plot.series[i].name));
+  }
+  return absl::StrCat(script, "\n");
+}
+
+// Boxes side by side, each with its height above it.
+std::string Bars(const Plot& plot) {
+  const double width = 0.8 / static_cast<double>(plot.series.size());
+  std::string script =
+      absl::StrCat("set xrange [-0.6:", static_cast<double>(plot.clusters.size()) - 0.4,
+                   "]\nset style fill solid 0.9 noborder\nset offsets 0, 0, graph 0.08, 0\nset xtics (");
+  for (std::size_t i = 0; i < plot.clusters.size(); ++i) {
+    absl::StrAppend(&script, i > 0 ? ", " : "", Quoted(plot.clusters[i]), " ", i);
+  }
+  absl::StrAppend(&script, ")\nplot ");
+  for (std::size_t i = 0; i < plot.series.size(); ++i) {
+    const double shift = width * (static_cast<double>(i) - 0.5 * static_cast<double>(plot.series.size() - 1));
+    absl::StrAppend(&script, i > 0 ? ", " : "", "$series", i, " using ($1 + ", shift, "):2:(", 0.95 * width,
+                    ") with boxes", Colour(i), " title ", Quoted(plot.series[i].name), ", $series", i,
+                    " using ($1 + ", shift,
+                    "):2:(sprintf('%.2f', $2)) with labels offset 0,0.6 font ',8' notitle");
+  }
+  return absl::StrCat(script, "\nunset offsets\n");
+}
+
 std::string Script(const std::string& path, const std::vector<Plot>& plots) {
   const bool png = absl::EndsWith(path, ".png");
   std::string script = absl::StrCat(
-      "set terminal ", png ? "pngcairo" : "svg", " size 900,", 420 * plots.size(), " noenhanced\nset output ",
-      Quoted(path), "\nset grid\nset key outside\n", "set multiplot layout ", plots.size(), ",1\n");
+      "set terminal ", png ? "pngcairo" : "svg", " size ", kPlotWidth, ",", kPlotHeight * plots.size(),
+      " noenhanced font 'sans,11' background rgb 'white'\nset output ", Quoted(path),
+      "\nset grid ytics lc rgb '#dddddd'\nset key below\n", "set multiplot layout ", plots.size(), ",1\n");
   for (const Plot& plot : plots) {
-    absl::StrAppend(&script, "set title ", Quoted(plot.title), "\nset xlabel ", Quoted(plot.x_label),
-                    "\nset ylabel ", Quoted(plot.y_label), "\nset yrange [0:*]\n",
-                    plot.log_x ? "set logscale x 2\n" : "unset logscale x\n");
+    absl::StrAppend(&script, Axes(plot));
     for (std::size_t i = 0; i < plot.series.size(); ++i) {
       absl::StrAppend(&script, "$series", i, " << EOD\n");
       for (const auto& [x, y] : plot.series[i].points) {
@@ -36,12 +108,7 @@ std::string Script(const std::string& path, const std::vector<Plot>& plots) {
       }
       absl::StrAppend(&script, "EOD\n");
     }
-    absl::StrAppend(&script, "plot ");
-    for (std::size_t i = 0; i < plot.series.size(); ++i) {
-      absl::StrAppend(&script, i > 0 ? ", " : "", "$series", i, " with linespoints lw 2 title ",
-                      Quoted(plot.series[i].name));
-    }
-    absl::StrAppend(&script, "\n");
+    absl::StrAppend(&script, plot.clusters.empty() ? Lines(plot) : Bars(plot));
   }
   return absl::StrCat(script, "unset multiplot\n");
 }

@@ -1,6 +1,7 @@
 // Plots of measurements, drawn by gnuplot where it is installed.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,11 @@ struct Plot {
   std::string title, x_label, y_label;
   bool log_x = false;
   std::vector<PlotSeries> series;
+  // Not empty: bars, a cluster for each of these names; a point's x is the number of its cluster.
+  std::vector<std::string> clusters = {};
+  bool y_from_0 = true;                        // false: the axis spans what there is
+  std::optional<double> level = std::nullopt;  // a thin line across, what others are compared with
+  std::vector<std::pair<double, std::string>> marks = {};  // of the x axis: upright lines with a word each
 };
 
 // Writes FILE.svg or FILE.png, several plots one above the other, and FILE.gp beside it, which draws it

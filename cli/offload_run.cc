@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "engine/base/status_macros.h"
 
 namespace comoe::cli {
@@ -135,8 +136,11 @@ api::OffloadTotals Difference(const api::OffloadTotals& after, const api::Offloa
   d.wall -= before.wall;
   d.compute -= before.compute;
   d.other -= before.other;
+  d.director_observe -= before.director_observe;
+  d.director_plan -= before.director_plan;
   d.host_lane -= before.host_lane;
   Subtract(d.stalled, before.stalled);
+  Subtract(d.compute_stages, before.compute_stages);
   Subtract(d.copy_busy, before.copy_busy);
   Subtract(d.copy_overlapped, before.copy_overlapped);
   return d;
@@ -163,6 +167,7 @@ absl::StatusOr<OffloadRun> RunOffload(api::Engine& engine,
     COMOE_ASSIGN_OR_RETURN(const api::StepResult result, batch.Step(i + 1 == options.steps));
     const double now = engine.offload_totals().wall;
     run.step_seconds.push_back(now - std::exchange(wall, now));
+    run.real_seconds += absl::ToDoubleSeconds(result.elapsed);
     if (i + 1 == options.steps) {
       for (const api::SpanResult& span : result.spans) {
         run.last_logits.insert(run.last_logits.end(), span.logits.begin(), span.logits.end());

@@ -25,6 +25,7 @@ struct OffloadRun {
   api::OffloadTotals totals;         // of the timed steps
   std::vector<double> step_seconds;  // one for each of them, on the device's clock
   std::int64_t tokens = 0;           // of these steps
+  double real_seconds = 0.0;         // that they took, whatever the device's clock
   double first_token_cold = 0.0;     // seconds: a prompt before anything else, and after the timed steps
   double first_token_warm = 0.0;
   std::vector<float> last_logits;  // of the last timed step's rows: [B, V]; policies must agree to the bit

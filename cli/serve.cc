@@ -28,6 +28,7 @@
 #include "cli/command.h"
 #include "cli/engine_options.h"
 #include "cli/grpc_log.h"
+#include "cli/hardware_lines.h"
 #include "engine/base/bytes.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -125,6 +126,23 @@ class DrainRequest {
   const int event_;
 };
 
+// Why the engine cannot go on; OK while it can. Thread-safe.
+class EngineFailure {
+ public:
+  void Set(const absl::Status& status) {
+    base::MutexLock lock(&mutex_);
+    status_ = status;
+  }
+  absl::Status status() const {
+    base::MutexLock lock(&mutex_);
+    return status_;
+  }
+
+ private:
+  mutable base::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
 // What lives between start and stop, torn down from the bottom up: the server first, whose RPCs use the rest.
 struct Service {
   server::MetricsExporter metrics;
@@ -208,6 +226,13 @@ absl::Status Serve(ServeOptions options) {
   options.server.engine_stall_timeout = absl::Seconds(options.engine_stall_timeout_s);
   DrainRequest drain(options.server.drain_timeout);
   options.server.on_drain = [&drain](absl::Duration timeout) { drain.Ask(timeout); };
+  // A lost device helps nobody: end, and let whoever watches start another process.
+  EngineFailure failure;
+  options.server.scheduler.engine_failed = [&drain, &failure](const absl::Status& status) {
+    base::Logf(base::LogLevel::kError, "serve", "the engine cannot go on: %s", status.message());
+    failure.Set(status);
+    drain.Ask(absl::ZeroDuration());
+  };
   COMOE_RETURN_IF_ERROR(SetLogLevelByName(options.log_level));
   if (!(options.drain_timeout_s >= 0.0) || !(options.drain_delay_s >= 0.0) ||
       !(options.stream_stall_timeout_s > 0.0)) {
@@ -226,6 +251,7 @@ absl::Status Serve(ServeOptions options) {
   RouteGrpcLog();
   COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<StopSignals> signals, StopSignals::Take());
 
+  LogHardware("serve");
   Service service;
   if (!options.server.metrics_listen.empty()) {
     COMOE_RETURN_IF_ERROR(service.metrics.Listen(options.server.metrics_listen));
@@ -272,14 +298,16 @@ absl::Status Serve(ServeOptions options) {
     Poll(signals->fd(), drain.fd(), absl::InfiniteDuration());
     stop = signals->Came() || drain.asked();
   }
-  Drain(absl::Seconds(options.drain_delay_s), drain.timeout(), *signals, *service.server);
+  const bool failed = !failure.status().ok();
+  Drain(failed ? absl::ZeroDuration() : absl::Seconds(options.drain_delay_s), drain.timeout(), *signals,
+        *service.server);
   service.server.reset();
   service.scheduler.reset();  // no step runs from here on
   if (const absl::Status saved = service.engine->SaveHubState(); !saved.ok()) {
     base::Logf(base::LogLevel::kError, "serve", "what the hub has learnt is lost: %s", saved.message());
   }
   base::Log(base::LogLevel::kInfo, "serve", "stopped");
-  return absl::OkStatus();
+  return failure.status();
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // `comoe trace replay`: policies and predictors over recorded routing, beside what the future would allow.
+#include "cli/trace_replay.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -12,17 +13,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/bench.h"
-#include "cli/offload_plot.h"
 #include "cli/progress.h"
 #include "cli/trace.h"
 #include "engine/base/mapped_file.h"
 #include "engine/base/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "scheduler/routing/expert_classifier.h"
-#include "scheduler/routing/oracle.h"
 #include "scheduler/routing/policy.h"
 #include "scheduler/routing/trace_predictors.h"
-#include "scheduler/routing/trace_stats.h"
 
 namespace comoe::cli {
 namespace {
@@ -50,32 +47,6 @@ struct ReplayFlags {
   bool quiet = false;
 };
 
-struct Point {
-  std::string policy;
-  double capacity = 0.0;
-  std::int32_t batch = 0;
-  routing::TimedTotals totals;
-};
-
-// What eviction alone can reach at a capacity and batch.
-struct Bound {
-  double capacity = 0.0;
-  std::int32_t batch = 0;
-  routing::OfflineRates optimal;
-  double decayed_97 = 0.0;  // per layer, as published
-  double best_decayed = 0.0;
-  double best_decay = 0.0;
-  bool best_per_layer = true;
-};
-
-struct Report {
-  std::vector<Point> points;
-  std::vector<Bound> bounds;
-  std::vector<routing::ForecastQuality> forecasts;
-};
-
-double Ratio(double a, double b) { return b > 0.0 ? a / b : 0.0; }
-
 std::string DefaultPolicies() {
   std::vector<std::string> names;
   for (const char* name : routing::kPolicyNames) {
@@ -92,13 +63,13 @@ class Replay {
   Replay(const ReplayFlags& flags, const routing::Trace& trace, TraceSplit split, routing::ReplayRates rates)
       : flags_(flags), trace_(trace), split_(std::move(split)), rates_(rates) {}
 
-  absl::StatusOr<Report> Run() {
+  absl::StatusOr<ReplayReport> Run() {
     COMOE_ASSIGN_OR_RETURN(const std::vector<double> shares, ParseShareList("--capacity", flags_.capacities));
     COMOE_ASSIGN_OR_RETURN(const std::vector<std::int64_t> batches,
                            ParseList("--batch", flags_.batches, 1, 1024));
     const std::vector<std::string> policies =
         absl::StrSplit(flags_.policies.empty() ? DefaultPolicies() : flags_.policies, ',', absl::SkipEmpty());
-    Report report;
+    ReplayReport report;
     for (const std::int64_t batch : batches) {
       const std::vector<std::vector<routing::ReplayRow>> steps = Steps(split_.judged, batch);
       if (steps.empty()) {
@@ -109,7 +80,7 @@ class Replay {
       for (const double share : shares) {
         report.bounds.push_back(BoundOf(*log, share, static_cast<std::int32_t>(batch)));
         for (const std::string& policy : policies) {
-          Point point{policy, share, static_cast<std::int32_t>(batch), {}};
+          ReplayPoint point{policy, share, static_cast<std::int32_t>(batch), {}};
           COMOE_ASSIGN_OR_RETURN(point.totals, policy == "oracle" ? RunOracle(share, steps, log)
                                                                   : RunPolicy(policy, share, steps));
           report.points.push_back(std::move(point));
@@ -202,9 +173,9 @@ class Replay {
     return replayer.totals();
   }
 
-  Bound BoundOf(const routing::AccessLog& log, double share, std::int32_t batch) const {
+  EvictionBound BoundOf(const routing::AccessLog& log, double share, std::int32_t batch) const {
     const std::int32_t slots = Shape(share).device_slots;
-    Bound bound{share, batch, routing::OptimalHitRates(log, slots), 0.0, 0.0, 0.0, true};
+    EvictionBound bound{share, batch, routing::OptimalHitRates(log, slots), 0.0, 0.0, 0.0, true};
     for (const double decay : kDecays) {
       for (const bool per_layer : {true, false}) {
         const double rate = routing::DecayedHitRate(log, slots, decay, per_layer);
@@ -221,7 +192,7 @@ class Replay {
     return bound;
   }
 
-  absl::Status JudgePredictors(Report* report) const {
+  absl::Status JudgePredictors(ReplayReport* report) const {
     if (flags_.predictors == "none") {
       return absl::OkStatus();
     }
@@ -261,7 +232,7 @@ class Replay {
     return absl::OkStatus();
   }
 
-  static void Append(std::vector<routing::ForecastQuality> more, Report* report) {
+  static void Append(std::vector<routing::ForecastQuality> more, ReplayReport* report) {
     report->forecasts.insert(report->forecasts.end(), more.begin(), more.end());
   }
 
@@ -270,123 +241,6 @@ class Replay {
   const TraceSplit split_;
   const routing::ReplayRates rates_;
 };
-
-// The point of the same capacity and batch of the first policy.
-const Point& Baseline(const std::vector<Point>& points, const Point& point) {
-  return *std::find_if(points.begin(), points.end(), [&point](const Point& other) {
-    return other.capacity == point.capacity && other.batch == point.batch;
-  });
-}
-
-void PrintPoints(const Report& report, bool seconds, std::uint64_t expert_bytes) {
-  std::printf("%-8s %6s %5s %6s %6s %6s %9s %9s %7s %7s %7s %10s %6s %6s\n", "policy", "share", "batch",
-              "hits", "late", "host", "copies/t", "MB/token", "wasted", "dropped", "stall",
-              seconds ? "ms/token" : "computes/t", "link", "x");
-  for (const Point& p : report.points) {
-    const routing::TimedTotals& t = p.totals;
-    const auto rows = static_cast<double>(t.rows);
-    const double per_token = static_cast<double>(t.copied()) / rows;
-    const std::string megabytes =
-        expert_bytes == 0 ? "-"
-                          : absl::StrFormat("%.2f", per_token * static_cast<double>(expert_bytes) * 1e-6);
-    std::printf(
-        "%-8s %5.4g%% %5d %6.3f %5.1f%% %5.1f%% %9.2f %9s %6.1f%% %7lld %6.1f%% %10.3f %5.0f%% %6.2f\n",
-        p.policy.c_str(), 100.0 * p.capacity, p.batch, t.hit_rate(),
-        100.0 * Ratio(static_cast<double>(t.late_hits), static_cast<double>(t.lookups)),
-        100.0 * Ratio(static_cast<double>(t.host), static_cast<double>(t.lookups)), per_token,
-        megabytes.c_str(),
-        100.0 * Ratio(static_cast<double>(t.guesses_wasted), static_cast<double>(t.copied())),
-        static_cast<long long>(t.guesses_dropped), 100.0 * Ratio(t.stall_seconds, t.seconds),
-        t.seconds / rows * (seconds ? 1e3 : 1.0), 100.0 * Ratio(t.link_seconds, t.seconds),
-        Ratio(t.tokens_per_second(), Baseline(report.points, p).totals.tokens_per_second()));
-  }
-}
-
-void PrintBounds(const Report& report) {
-  std::printf("\nhit rates of eviction alone: decayed counts (online), optimal (Belady with bypass)\n");
-  std::printf("%6s %5s %12s %6s %-18s %9s %9s %6s\n", "share", "batch", ".97 a layer", "best", "", "a layer",
-              "pooled", "ratio");
-  for (const Bound& b : report.bounds) {
-    const std::string which =
-        absl::StrFormat("(%.2f, %s)", b.best_decay, b.best_per_layer ? "a layer" : "pooled");
-    std::printf("%5.4g%% %5d %12.3f %6.3f %-18s %9.3f %9.3f %6.2f\n", 100.0 * b.capacity, b.batch,
-                b.decayed_97, b.best_decayed, which.c_str(), b.optimal.optimal_per_layer,
-                b.optimal.optimal_pooled, Ratio(b.best_decayed, b.optimal.optimal_pooled));
-  }
-}
-
-nlohmann::json ToJson(const Report& report, bool seconds) {
-  nlohmann::json out = {{"unit", seconds ? "seconds" : "device computes"}};
-  for (const Point& p : report.points) {
-    const routing::TimedTotals& t = p.totals;
-    out["points"].push_back(
-        {{"policy", p.policy},
-         {"capacity", p.capacity},
-         {"batch", p.batch},
-         {"steps", t.steps},
-         {"rows", t.rows},
-         {"lookups", t.lookups},
-         {"hits", t.hits},
-         {"hit_rate", t.hit_rate()},
-         {"late_hits", t.late_hits},
-         {"fetched", t.fetched},
-         {"host", t.host},
-         {"copied", t.copied()},
-         {"guesses",
-          {{"ordered", t.guesses},
-           {"copied", t.guesses_copied},
-           {"used", t.guesses_used},
-           {"wasted", t.guesses_wasted},
-           {"dropped", t.guesses_dropped}}},
-         {"time", t.seconds},
-         {"stall", t.stall_seconds},
-         {"link_busy", t.link_seconds},
-         {"speed_of_first_policy",
-          Ratio(t.tokens_per_second(), Baseline(report.points, p).totals.tokens_per_second())}});
-  }
-  for (const Bound& b : report.bounds) {
-    out["oracle"].push_back({{"capacity", b.capacity},
-                             {"batch", b.batch},
-                             {"optimal_per_layer", b.optimal.optimal_per_layer},
-                             {"optimal_pooled", b.optimal.optimal_pooled},
-                             {"decayed_97_per_layer", b.decayed_97},
-                             {"best_decayed", b.best_decayed},
-                             {"best_decay", b.best_decay},
-                             {"best_decayed_per_layer", b.best_per_layer}});
-  }
-  for (const routing::ForecastQuality& q : report.forecasts) {
-    out["forecasts"].push_back({{"predictor", q.name},
-                                {"ahead", q.distance},
-                                {"widths", q.widths},
-                                {"recall", q.recall},
-                                {"precision", q.precision},
-                                {"rows", q.rows}});
-  }
-  return out;
-}
-
-std::vector<Plot> MakePlots(const Report& report) {
-  const bool by_batch = std::all_of(report.points.begin(), report.points.end(), [&](const Point& p) {
-    return p.capacity == report.points.front().capacity;
-  });
-  const std::string x = by_batch ? "batch" : "share of experts on the device, %";
-  Plot hits{"hit rate", x, "share of lookups", by_batch, {}};
-  Plot speed{"speed", x, "x first policy", by_batch, {}};
-  for (const Point& p : report.points) {
-    const std::string name = by_batch ? p.policy : absl::StrCat(p.policy, ", batch ", p.batch);
-    const auto add = [&](Plot& plot, double y) {
-      auto found = std::find_if(plot.series.begin(), plot.series.end(),
-                                [&name](const PlotSeries& series) { return series.name == name; });
-      if (found == plot.series.end()) {
-        found = plot.series.insert(found, {name, {}});
-      }
-      found->points.emplace_back(by_batch ? p.batch : 100.0 * p.capacity, y);
-    };
-    add(hits, p.totals.hit_rate());
-    add(speed, Ratio(p.totals.tokens_per_second(), Baseline(report.points, p).totals.tokens_per_second()));
-  }
-  return {std::move(hits), std::move(speed)};
-}
 
 absl::Status RunReplay(const ReplayFlags& flags) {
   COMOE_ASSIGN_OR_RETURN(const routing::Trace trace, LoadTrace(flags.trace, flags.model));
@@ -397,9 +251,9 @@ absl::Status RunReplay(const ReplayFlags& flags) {
   }
   const bool seconds = !flags.rates.link.empty();
   Replay replay(flags, trace, split, rates);
-  COMOE_ASSIGN_OR_RETURN(const Report report, replay.Run());
+  COMOE_ASSIGN_OR_RETURN(const ReplayReport report, replay.Run());
   if (flags.json) {
-    nlohmann::json out = ToJson(report, seconds);
+    nlohmann::json out = ReplayJson(report, seconds);
     out["model"] = trace.header.model;
     out["trace"] = flags.trace;
     std::printf("%s\n", out.dump(2).c_str());
@@ -408,16 +262,11 @@ absl::Status RunReplay(const ReplayFlags& flags) {
                 trace.header.model.empty() ? flags.trace.c_str() : trace.header.model.c_str(),
                 trace.header.num_moe_layers(), trace.header.num_experts, trace.header.experts_per_token,
                 trace.sequences.size(), split.judged.size(), split.history.size());
-    PrintPoints(report, seconds,
+    PrintReplay(report, seconds,
                 flags.rates.expert_bytes > 0 ? flags.rates.expert_bytes : trace.header.expert_bytes);
-    PrintBounds(report);
-    if (!report.forecasts.empty()) {
-      std::printf("\n");
-      PrintForecasts("forecasts for a row, batch 1: recall / precision", report.forecasts);
-    }
   }
   if (!flags.plot.empty()) {
-    COMOE_RETURN_IF_ERROR(WritePlots(flags.plot, MakePlots(report)));
+    COMOE_RETURN_IF_ERROR(WritePlots(flags.plot, ReplayPlots(report)));
     std::fprintf(stderr, "plot: %s\n", flags.plot.c_str());
   }
   return absl::OkStatus();

@@ -1,4 +1,12 @@
 # Debian 12's packages through their own CMake files or pkg-config; nothing is fetched.
+# COMOE_PORTABLE: what has archives is linked from them, the rest goes along (`cmake --install BUILD --prefix DIR
+# --strip`), so that DIR runs where none of the packages is: glibc 2.34 and libstdc++ of GCC 11 or later.
+if(COMOE_PORTABLE)
+  set(Protobuf_USE_STATIC_LIBS ON)
+  set(OPENSSL_USE_STATIC_LIBS ON)
+  set(ZLIB_USE_STATIC_LIBS ON)
+  set(ZLIB_LIBRARY "/usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/libz.a" CACHE FILEPATH "" FORCE)
+endif()
 find_package(Threads REQUIRED)
 find_package(Protobuf 3.21 REQUIRED)  # CMake's module: Debian ships no protobuf-config.cmake
 find_package(absl CONFIG REQUIRED)
@@ -12,3 +20,35 @@ pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(HIGHWAY REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(LIBZIP REQUIRED IMPORTED_TARGET libzip)
+
+# Debian's imported targets name the shared libraries; the archives lie beside them. Pointing the targets at the
+# archives keeps every dependency between them.
+function(comoe_use_archives)
+  get_property(targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+  foreach(target IN LISTS targets)
+    if(NOT target MATCHES "^(absl|gRPC|re2|c-ares)::")
+      continue()
+    endif()
+    foreach(property IMPORTED_LOCATION_NONE IMPORTED_LOCATION)
+      get_target_property(location ${target} ${property})
+      if(location MATCHES "^(.*/lib[^/]*)\\.so[.0-9]*$")
+        set(archive "${CMAKE_MATCH_1}.a")
+        if(EXISTS "${archive}")
+          set_target_properties(${target} PROPERTIES ${property} "${archive}")
+        endif()
+      endif()
+    endforeach()
+  endforeach()
+  # Debian's Findre2.cmake gives "-lre2" from pkg-config.
+  set(folder "/usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}")
+  set_property(TARGET re2::re2 PROPERTY INTERFACE_LINK_LIBRARIES "${folder}/libre2.a")
+  foreach(pair IN ITEMS PCRE2=pcre2-8 UTF8PROC=utf8proc XXHASH=xxhash)
+    string(REPLACE "=" ";" pair "${pair}")
+    list(GET pair 0 target)
+    list(GET pair 1 library)
+    set_property(TARGET PkgConfig::${target} PROPERTY INTERFACE_LINK_LIBRARIES "${folder}/lib${library}.a")
+  endforeach()
+endfunction()
+if(COMOE_PORTABLE)
+  comoe_use_archives()
+endif()

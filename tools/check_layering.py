@@ -38,22 +38,25 @@ PRODUCT = {
     "proto": [],  # what protoc generates: comoe/v1/...
     "server": ["scheduler", "scheduler/batching", "scheduler/routing", "engine/api", "engine/tokenizer", "proto"],
 }
+# Programs for a machine with a GPU, which compare kernels without a test library.
+GPU_TESTS = "tests/engine/kernels/cuda"
 ARROWS = {
     **PRODUCT,
     "cli": list(PRODUCT),
     "bench": list(PRODUCT),
     "tests": [*PRODUCT, "cli", "bench"],  # a test includes whatever it tests
+    GPU_TESTS: [*PRODUCT, "tests"],
 }
 OUR_TOP_FOLDERS = {folder.split("/")[0] for folder in ARROWS}
 
 # Third-party headers by the start of their path, and who may include them. A new library gets a line here.
 EVERYONE = tuple(ARROWS)
 OUTSIDE = ("server", "cli", "tests", "bench")
-CUDA = ("engine/device/cuda", "engine/kernels/cuda")
+CUDA = ("engine/device/cuda", "engine/kernels/cuda", GPU_TESTS)
 THIRD_PARTY = {
     "absl/": EVERYONE,
     "grpc": OUTSIDE, "google/": OUTSIDE, "prometheus/": OUTSIDE,
-    "gtest/": ("tests",), "gmock/": ("tests",), "benchmark/": ("bench",),
+    "gtest/": ("tests", GPU_TESTS), "gmock/": ("tests",), "benchmark/": ("bench",),
     "nlohmann/": ("engine/checkpoint", "engine/tokenizer", "cli", "tests", "bench"),
     "CLI/": ("cli", "bench"),
     "utf8proc.h": ("engine/tokenizer",), "pcre2.h": ("engine/tokenizer",),

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/api/model_info.h"
 #include "engine/api/offload.h"
 #include "engine/api/step_plan.h"
@@ -43,6 +44,13 @@ class Engine {
   // step. INVALID_ARGUMENT: the plan breaks a limit or names a token, block or position out of range (nothing
   // was run). RESOURCE_EXHAUSTED, INTERNAL: an expert could not be served, a device failed.
   virtual absl::StatusOr<StepResult> Step(const StepPlan& plan) = 0;
+
+  // Not OK once every step fails for good, and only a new process helps: its device is lost.
+  virtual absl::Status health() const { return absl::OkStatus(); }
+
+  // Between steps. A request waits, and the first rows it will compute are these tokens: experts may be fetched
+  // ahead. At most once for each request. Costs next to nothing where nobody makes use of it.
+  virtual void HintPrompt(absl::Span<const base::TokenId> /*tokens*/) {}
 
   // Sums over all steps so far. All zero where experts need no serving.
   virtual OffloadTotals offload_totals() const { return {}; }

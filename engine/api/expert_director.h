@@ -81,6 +81,13 @@ struct LaneState {
   std::int32_t queued_guesses = 0;       // prefetch orders not yet on the link
 };
 
+// What the step that ended last took, in seconds on the device's clock.
+struct StepTimes {
+  double step = 0.0;
+  double stall = 0.0;       // of it, the device waited for experts: for copies and for the host lane
+  double look_ahead = 0.0;  // of it, routers were applied early; 0 where that is not measured
+};
+
 // Called by the engine thread. BeginStep, Orders(-1); then per MoE layer: ObserveRouting, slots, DecideMisses
 // if any expert is not in them, ObserveLookahead for as many layers ahead as lookahead() says (after the
 // layer's certain copies were started), Orders(layer); then EndStep, ObserveStepTime. OnVacated at any time
@@ -116,9 +123,7 @@ class ExpertDirector {
 
   // Between steps. A request waits whose first chunk will begin with these tokens.
   virtual void HintPrompt(absl::Span<const base::TokenId> /*tokens*/) {}
-  // How long the step that ended last took on the device's clock, and how much of that it waited for experts:
-  // for copies and for the host lane.
-  virtual void ObserveStepTime(double /*seconds*/, double /*stall_seconds*/) {}
+  virtual void ObserveStepTime(const StepTimes& /*times*/) {}
 };
 
 }  // namespace comoe::api

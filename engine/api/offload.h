@@ -53,11 +53,17 @@ struct OffloadTotals {
   // Seconds on the device's clock, of steps. wall = compute + all stalls + other.
   double wall = 0.0;
   double compute = 0.0;
+  base::PerKind<double, base::kNumStageKinds> compute_stages;  // of it; all zero where nobody measures
   base::PerKind<double, base::kNumWaitEdges> stalled;
   double other = 0.0;  // the device had nothing to do: the host was composing its work
   base::PerKind<double, base::kNumCopyDirections> copy_busy;
   base::PerKind<double, base::kNumCopyDirections> copy_overlapped;  // of it, while the device computed
   double host_lane = 0.0;
+
+  // Seconds of real time that the engine thread has spent in its director's calls: hearing what happened, and
+  // deciding.
+  double director_observe = 0.0;
+  double director_plan = 0.0;
 };
 
 }  // namespace comoe::api

@@ -43,11 +43,14 @@ bool ReadNumber(const std::string& path, std::uint64_t* value) {
   return absl::SimpleAtoi(absl::string_view(text), value);
 }
 
-// This process's own cgroup folder below `mount`, for the hierarchy whose line in /proc/self/cgroup holds
-// `marker`.
-std::vector<std::string> CgroupFolders(absl::string_view mount, absl::string_view marker) {
+// This process's own cgroup folder below `mount` (below `root`), for the hierarchy whose line in
+// /proc/self/cgroup holds `marker`.
+std::vector<std::string> CgroupFolders(const std::string& root, absl::string_view mount_point,
+                                       absl::string_view marker) {
+  const std::string mount = absl::StrCat(root, mount_point);
   std::vector<std::string> folders;
-  for (absl::string_view line : absl::StrSplit(ReadSmallFile("/proc/self/cgroup"), '\n')) {
+  for (absl::string_view line :
+       absl::StrSplit(ReadSmallFile(absl::StrCat(root, "/proc/self/cgroup")), '\n')) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() == 3 && parts[1] == marker) {
       // Limits of the ancestors hold too.
@@ -58,16 +61,16 @@ std::vector<std::string> CgroupFolders(absl::string_view mount, absl::string_vie
       }
     }
   }
-  folders.emplace_back(mount);
+  folders.push_back(mount);
   return folders;
 }
 
 }  // namespace
 
-HostMemory ReadHostMemory() {
+HostMemory ReadHostMemory(const std::string& root) {
   HostMemory memory;
-  memory.limit_bytes = ProcKilobytes("/proc/meminfo", "MemTotal");
-  memory.available_bytes = ProcKilobytes("/proc/meminfo", "MemAvailable");
+  memory.limit_bytes = ProcKilobytes(absl::StrCat(root, "/proc/meminfo"), "MemTotal");
+  memory.available_bytes = ProcKilobytes(absl::StrCat(root, "/proc/meminfo"), "MemAvailable");
   memory.source = "/proc/meminfo";
   const auto apply = [&memory](std::uint64_t limit, std::uint64_t usage, const char* source) {
     // v1 writes "no limit" as a huge number.
@@ -78,7 +81,7 @@ HostMemory ReadHostMemory() {
     memory.available_bytes = std::min(memory.available_bytes, limit > usage ? limit - usage : 0);
     memory.source = source;
   };
-  for (const std::string& folder : CgroupFolders("/sys/fs/cgroup", "")) {
+  for (const std::string& folder : CgroupFolders(root, "/sys/fs/cgroup", "")) {
     std::uint64_t limit = 0;
     std::uint64_t usage = 0;
     if (ReadNumber(absl::StrCat(folder, "/memory.max"), &limit) &&
@@ -86,7 +89,7 @@ HostMemory ReadHostMemory() {
       apply(limit, usage, "cgroup v2");
     }
   }
-  for (const std::string& folder : CgroupFolders("/sys/fs/cgroup/memory", "memory")) {
+  for (const std::string& folder : CgroupFolders(root, "/sys/fs/cgroup/memory", "memory")) {
     std::uint64_t limit = 0;
     std::uint64_t usage = 0;
     if (ReadNumber(absl::StrCat(folder, "/memory.limit_in_bytes"), &limit) &&
@@ -100,19 +103,14 @@ HostMemory ReadHostMemory() {
 std::uint64_t ResidentBytes() { return ProcKilobytes("/proc/self/status", "VmRSS"); }
 std::uint64_t PeakResidentBytes() { return ProcKilobytes("/proc/self/status", "VmHWM"); }
 
-int UsableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cores = 1;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) {
-    cores = std::max(1, CPU_COUNT(&set));
-  }
+double CpuQuotaCores(const std::string& root) {
+  double cores = 0.0;
   const auto apply = [&cores](double quota, double period) {
     if (quota > 0 && period > 0) {
-      cores = std::clamp(static_cast<int>(quota / period), 1, cores);
+      cores = cores == 0.0 ? quota / period : std::min(cores, quota / period);
     }
   };
-  for (const std::string& folder : CgroupFolders("/sys/fs/cgroup", "")) {
+  for (const std::string& folder : CgroupFolders(root, "/sys/fs/cgroup", "")) {
     const std::string text = ReadSmallFile(absl::StrCat(folder, "/cpu.max"));
     const std::vector<absl::string_view> words =
         absl::StrSplit(absl::string_view(text), absl::ByAnyChar(" \n"), absl::SkipEmpty());
@@ -122,7 +120,7 @@ int UsableCores() {
       apply(quota, period);
     }
   }
-  for (const std::string& folder : CgroupFolders("/sys/fs/cgroup/cpu", "cpu,cpuacct")) {
+  for (const std::string& folder : CgroupFolders(root, "/sys/fs/cgroup/cpu", "cpu,cpuacct")) {
     std::uint64_t quota = 0;
     std::uint64_t period = 0;
     if (ReadNumber(absl::StrCat(folder, "/cpu.cfs_quota_us"), &quota) &&
@@ -131,6 +129,17 @@ int UsableCores() {
     }
   }
   return cores;
+}
+
+int UsableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = 1;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) {
+    cores = std::max(1, CPU_COUNT(&set));
+  }
+  const double quota = CpuQuotaCores();
+  return quota > 0.0 ? std::clamp(static_cast<int>(quota), 1, cores) : cores;
 }
 
 }  // namespace comoe::base

@@ -15,7 +15,10 @@ struct HostMemory {
   std::string source;                 // "cgroup v2", "cgroup v1" or "/proc/meminfo"
 };
 
-HostMemory ReadHostMemory();
+// `root` goes before /proc and /sys: tests describe other machines there.
+HostMemory ReadHostMemory(const std::string& root = "");
+// Cores' worth of time that the cgroup allows; 0: no limit.
+double CpuQuotaCores(const std::string& root = "");
 // Resident set of this process, and its highest value so far.
 std::uint64_t ResidentBytes();
 std::uint64_t PeakResidentBytes();

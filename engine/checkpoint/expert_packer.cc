@@ -165,14 +165,36 @@ absl::StatusOr<tensor::MatrixLayout> StackedLayout(const TensorSource& source,
   return layout;
 }
 
+namespace {
+
+absl::Status CopyRows(const TensorSource& source, absl::Span<const std::string> names,
+                      const tensor::MatrixLayout& layout, absl::Span<std::byte> target) {
+  std::size_t at = 0;
+  for (const std::string& name : names) {
+    const TensorInfo* info = source.Find(name);
+    COMOE_ASSIGN_OR_RETURN(const TensorData data,
+                           ReadMatrix(source, *info, info->shape[0], layout.k, layout.dtype));
+    std::memcpy(target.data() + at, data.bytes.data(), data.bytes.size());
+    at += data.bytes.size();
+    source.Release(*info);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status PackStacked(const TensorSource& source, absl::Span<const std::string> names,
                          const tensor::MatrixLayout& layout, absl::Span<std::byte> target) {
-  COMOE_ASSIGN_OR_RETURN(const tensor::MatrixLayout found, StackedLayout(source, names));
+  COMOE_ASSIGN_OR_RETURN(tensor::MatrixLayout found, StackedLayout(source, names));
+  found.order = layout.order;
   if (found != layout) {
     return absl::InternalError(
         absl::StrCat("the layout to pack ", Quoted(names.front()), " into is not its own"));
   }
   COMOE_RETURN_IF_ERROR(CheckTarget(target.size(), layout.bytes()));
+  if (layout.order == tensor::MatrixOrder::kRows) {
+    return CopyRows(source, names, layout, target);
+  }
   std::int64_t row = 0;
   bool panels_match = true;  // each tensor but the last fills whole panels
   for (const std::string& name : names) {

@@ -66,10 +66,12 @@ absl::Status PackExpert(const TensorSource& source, const WeightNames& names, ba
 absl::Status PackExpertInto(const TensorSource& source, const WeightNames& names, base::ExpertKey key,
                             ExpertIndex* index, absl::Span<std::byte> slab);
 
-// The matrix whose rows are those of `names` one after the other (q, k and v; or a single name): [sum N, K].
+// The matrix whose rows are those of `names` one after the other (q, k and v; or a single name): [sum N, K],
+// in panels.
 absl::StatusOr<tensor::MatrixLayout> StackedLayout(const TensorSource& source,
                                                    absl::Span<const std::string> names);
-// Packs it into `target` of layout.bytes() bytes. Row counts need not be multiples of a panel.
+// Packs it into `target` of layout.bytes() bytes, in the layout's order. Row counts need not be multiples of
+// a panel.
 absl::Status PackStacked(const TensorSource& source, absl::Span<const std::string> names,
                          const tensor::MatrixLayout& layout, absl::Span<std::byte> target);
 

@@ -168,6 +168,7 @@ class Stream {
 // Sums since the device was made, in seconds on its clock.
 struct DeviceTimes {
   double compute = 0;                                               // compute stream at work
+  base::PerKind<double, base::kNumStageKinds> compute_stages;       // of it, by what the work was labelled as
   base::PerKind<double, base::kNumWaitEdges> stalled;               // compute stream waiting, by edge
   base::PerKind<double, base::kNumCopyDirections> copy_busy;        // at least one copy under way
   base::PerKind<double, base::kNumCopyDirections> copy_overlapped;  // of it, while the compute stream worked
@@ -203,6 +204,13 @@ class Device {
   // One line for people: which device, and what it has.
   virtual std::string Describe() const = 0;
   virtual MemoryInfo memory(MemoryKind kind) const = 0;
+  // Whether the host may read and write device memory as its own. Where it may not, bytes get there and back by
+  // copies on streams.
+  virtual bool host_accessible() const { return true; }
+  // Whether its kernels read dense weight matrices row after row, and not in panels (tensor::MatrixOrder).
+  virtual bool row_major_weights() const { return false; }
+  // Not OK once the device has failed for good: whatever is asked of it fails from then on.
+  virtual absl::Status health() const { return absl::OkStatus(); }
   // RESOURCE_EXHAUSTED, with bytes asked and free, when it does not fit. Alignment is a power of two. The
   // content is undefined. Never called in a step.
   virtual absl::StatusOr<Buffer> Allocate(MemoryKind kind, std::size_t bytes, std::size_t alignment) = 0;

@@ -78,6 +78,10 @@ class ExpertCache {
   // nullopt: all staging slots are leased; release one and ask again. An error: it cannot be had.
   virtual absl::StatusOr<std::optional<Served>> Fetch(base::ExpertKey key, std::int32_t slot) = 0;
 
+  // A copy under way: once it has ended, Fetch may find a place. nullopt: no copy is under way. An event that
+  // has happened: ask again now.
+  virtual std::optional<device::Event> UnderWay() { return std::nullopt; }
+
   // Bytes in host memory, for the host lane.
   virtual absl::StatusOr<Served> AcquireHost(base::ExpertKey key) = 0;
 

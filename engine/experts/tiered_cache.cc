@@ -162,6 +162,11 @@ absl::StatusOr<std::optional<Served>> TieredExpertCache::Fetch(base::ExpertKey k
   return Serve({Tier::kDevice, place});
 }
 
+std::optional<device::Event> TieredExpertCache::UnderWay() {
+  Scope scope(*transfers_);
+  return transfers_->Oldest();
+}
+
 absl::StatusOr<Served> TieredExpertCache::AcquireHost(base::ExpertKey key) {
   Scope scope(*transfers_);
   COMOE_ASSIGN_OR_RETURN(const std::int32_t n, NumberOf(key));

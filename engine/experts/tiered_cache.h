@@ -88,6 +88,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   // RESOURCE_EXHAUSTED when that is all leased.
   absl::StatusOr<Served> Acquire(base::ExpertKey key) override;
   absl::StatusOr<std::optional<Served>> Fetch(base::ExpertKey key, std::int32_t slot) override;
+  std::optional<device::Event> UnderWay() override;
   // RESOURCE_EXHAUSTED when the expert is in the file only and all staging slots are leased;
   // FAILED_PRECONDITION when it is on the device only.
   absl::StatusOr<Served> AcquireHost(base::ExpertKey key) override;

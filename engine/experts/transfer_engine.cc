@@ -381,6 +381,27 @@ void TransferEngine::Measure(const Record& record) {
   measured_[copy.direction] = true;
 }
 
+std::optional<device::Event> TransferEngine::Oldest() {
+  const Record* oldest = nullptr;
+  bool ended = false;
+  for (std::size_t i = 0; i < records_.size(); ++i) {
+    const Record& record = *records_[i];
+    if (record.state != Record::State::kUnderWay) {
+      continue;
+    }
+    if (record.done.Done()) {
+      Finish(static_cast<std::int32_t>(i));
+      ended = true;
+    } else if (oldest == nullptr || record.submitted < oldest->submitted) {
+      oldest = &record;
+    }
+  }
+  if (ended) {
+    return device::Event();
+  }
+  return oldest == nullptr ? std::nullopt : std::make_optional(oldest->done);
+}
+
 double TransferEngine::link_queue_seconds() const { return std::max(0.0, link_free_at_ - device_.Now()); }
 
 absl::Span<const api::CopySample> TransferEngine::TakeSamples() {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -150,6 +151,9 @@ class TransferEngine final : private device::EventListener {
   Copy& copy(std::int32_t id) { return records_[static_cast<std::size_t>(id)]->copy; }
   // Handles the end of a copy whose event has happened before its notification came.
   void Finish(std::int32_t id);
+  // The end of the copy that has been under way for longest; nullopt: none is. Where some have ended and are
+  // not known to have, that is made up for first, and the event has happened.
+  std::optional<device::Event> Oldest();
   // Gives up a copy that does not end.
   void GiveUp(std::int32_t id) { End(id, absl::DeadlineExceededError("a copy has not ended"), true); }
   // Visits all copies under way.

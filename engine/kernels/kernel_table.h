@@ -22,6 +22,7 @@ struct AttentionArgs;
 struct MoeGateArgs;
 struct ExpertFfnArgs;
 struct MoeCombineArgs;
+struct MoeResidentArgs;
 struct AddArgs;
 struct ClampArgs;
 
@@ -38,6 +39,8 @@ struct KernelTable {
   absl::Status (*moe_combine)(const MoeCombineArgs&, device::Stream&) = nullptr;
   absl::Status (*add)(const AddArgs&, device::Stream&) = nullptr;
   absl::Status (*clamp)(const ClampArgs&, device::Stream&) = nullptr;
+  // nullptr where the host says what each expert computes.
+  absl::Status (*moe_resident)(const MoeResidentArgs&, device::Stream&) = nullptr;
 };
 
 // Plain loops on one thread, float32 accumulation.

@@ -14,6 +14,7 @@
 #include "engine/kernels/matmul.h"           // IWYU pragma: export
 #include "engine/kernels/moe_combine.h"      // IWYU pragma: export
 #include "engine/kernels/moe_gate.h"         // IWYU pragma: export
+#include "engine/kernels/moe_resident.h"     // IWYU pragma: export
 #include "engine/kernels/paged_attention.h"  // IWYU pragma: export
 #include "engine/kernels/rms_norm.h"         // IWYU pragma: export
 #include "engine/kernels/rope.h"             // IWYU pragma: export

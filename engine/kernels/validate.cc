@@ -45,6 +45,12 @@ absl::Status CheckWeight(absl::string_view op, absl::string_view name, const ten
   return absl::OkStatus();
 }
 
+absl::Status CheckPanels(absl::string_view op, const tensor::PackedMatrixView& w) {
+  return w.layout.order == tensor::MatrixOrder::kPanels
+             ? absl::OkStatus()
+             : BadArgument(op, "a matrix in row order; the kernels of this device read panels");
+}
+
 absl::Status CheckKv(absl::string_view op, const tensor::KvView& kv) {
   if (kv.layout.kv_heads <= 0 || kv.layout.head_dim <= 0 || kv.num_blocks < 0) {
     return BadArgument(op, absl::StrCat("the KV cache has ", kv.num_blocks, " blocks of ", kv.layout.kv_heads,

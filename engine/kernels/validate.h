@@ -25,6 +25,9 @@ absl::Status CheckMatrix(absl::string_view op, absl::string_view name, const ten
 // `w` has sizes above 0, and data aligned as PackedMatrixView asks.
 absl::Status CheckWeight(absl::string_view op, absl::string_view name, const tensor::PackedMatrixView& w);
 
+// `w` is in panels: what the host's vector kernels read.
+absl::Status CheckPanels(absl::string_view op, const tensor::PackedMatrixView& w);
+
 // `kv` has data and sizes above 0; the rows of `seq` lie within [0, rows) and its positions from
 // `first_position` to its last row's have blocks of `kv`.
 absl::Status CheckKv(absl::string_view op, const tensor::KvView& kv);

@@ -222,10 +222,7 @@ absl::Status ExpertServing::Finish() {
   std::size_t next = 0;
   COMOE_RETURN_IF_ERROR(ComputeArrivals(next));
   COMOE_RETURN_IF_ERROR(JoinHostLane());
-  if (next_fetch_ < s.fetches.size()) {  // the host lane held what they need
-    COMOE_RETURN_IF_ERROR(IssueFetches());
-    COMOE_RETURN_IF_ERROR(ComputeArrivals(next));
-  }
+  COMOE_RETURN_IF_ERROR(FetchTheRest(next));
   for (; next_fetch_ < s.fetches.size(); ++next_fetch_) {
     const ServingScratch::Miss& miss = s.fetches[next_fetch_];
     COMOE_RETURN_IF_ERROR(GiveUp(miss.work, miss.key,
@@ -252,6 +249,25 @@ absl::Status ExpertServing::ComputeArrivals(std::size_t& next) {
     const bool last = next + 1 == s.arrivals.size() && next_fetch_ == s.fetches.size();
     COMOE_RETURN_IF_ERROR(ComputeArrival(std::move(s.arrivals[next]), last));
     COMOE_RETURN_IF_ERROR(IssueFetches());
+  }
+  return absl::OkStatus();
+}
+
+// The host lane held what they need, or victims and guesses do that are still on their way: then a place comes
+// free when a copy ends.
+absl::Status ExpertServing::FetchTheRest(std::size_t& next) {
+  const ServingScratch& s = context_.work.serving;
+  while (next_fetch_ < s.fetches.size()) {
+    const std::size_t before = next_fetch_;
+    COMOE_RETURN_IF_ERROR(IssueFetches());
+    COMOE_RETURN_IF_ERROR(ComputeArrivals(next));
+    if (next_fetch_ > before) {
+      continue;
+    }
+    const std::optional<device::Event> copy = context_.experts.UnderWay();
+    if (!copy.has_value() || absl::IsDeadlineExceeded(copy->Synchronize(context_.copy_limit))) {
+      return absl::OkStatus();
+    }
   }
   return absl::OkStatus();
 }

@@ -39,6 +39,7 @@ class ExpertServing {
   void GiveOrders();
   absl::Status Compute(absl::Span<const kernels::ExpertRows> work, std::int32_t expert);
   absl::Status ComputeArrivals(std::size_t& next);
+  absl::Status FetchTheRest(std::size_t& next);
   absl::Status ComputeArrival(ServingScratch::Arrival arrival, bool last);
   absl::Status JoinHostLane();
   // The rows of `work` cannot be computed; the step goes on without them.

@@ -46,8 +46,8 @@ void ForwardPass::SetRows(const api::StepPlan& plan) {
 absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
   SetRows(plan);
   Workspace& work = context_.work;
-  rope_.Fill(absl::MakeConstSpan(work.positions).first(tokens_.size()), context_.Use(work.cos),
-             context_.Use(work.sin));
+  rope_.Fill(absl::MakeConstSpan(work.positions).first(tokens_.size()), context_.Use(work.host_cos),
+             context_.Use(work.host_sin));
   if (std::exchange(work.any_row_failed, false)) {
     std::fill(work.row_status.begin(), work.row_status.end(), absl::OkStatus());
   }
@@ -55,6 +55,10 @@ absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
   context_.experts.Describe(lanes);
   context_.experts.Prefetch(context_.director.Orders(-1, lanes));
   context_.stream.SetStage({base::StageKind::kEmbed});
+  COMOE_RETURN_IF_ERROR(
+      Workspace::Transfer(context_.Use(work.host_cos), context_.Use(work.cos), context_.stream));
+  COMOE_RETURN_IF_ERROR(
+      Workspace::Transfer(context_.Use(work.host_sin), context_.Use(work.sin), context_.stream));
   COMOE_RETURN_IF_ERROR(kernels::Embed(
       context_.kernels, {tokens_, weights_.embedding.view(), context_.Use(work.residual)}, context_.stream));
   for (std::size_t layer = 0; layer < weights_.layers.size(); ++layer) {
@@ -69,7 +73,11 @@ absl::Status ForwardPass::Run(const api::StepPlan& plan, LogitsSink logits) {
       return base::Annotate(status, absl::StrCat("layer ", layer));
     }
   }
-  return ComputeLogits(logits);
+  COMOE_RETURN_IF_ERROR(ComputeLogits(logits));
+  if (context_.resident != nullptr) {
+    ReportResidentRouting(context_);
+  }
+  return absl::OkStatus();
 }
 
 // A layer failed in its midst: nothing of it may still run when its leases end. What that says is no news.
@@ -100,11 +108,13 @@ absl::Status ForwardPass::ComputeLogits(LogitsSink logits) {
         kernels::RmsNorm(context_.kernels, {rows, weights_.final_norm, epsilon, 1, rows}, stream));
     COMOE_RETURN_IF_ERROR(kernels::MatMul(
         context_.kernels, {.x = rows, .w = weights_.lm_head().view(), .bias = {}, .y = out}, stream));
+    const tensor::TensorView host = work.host_logits.Rows(0, static_cast<std::int64_t>(count));
+    COMOE_RETURN_IF_ERROR(Workspace::Transfer(out, host, stream));
     COMOE_RETURN_IF_ERROR(stream.Synchronize());
     for (std::size_t i = 0; i < count; ++i) {
       COMOE_RETURN_IF_ERROR(logits(
           logits_rows_[begin + i],
-          {out.f32(static_cast<std::int64_t>(i)), static_cast<std::size_t>(context_.config.vocab_size)}));
+          {host.f32(static_cast<std::int64_t>(i)), static_cast<std::size_t>(context_.config.vocab_size)}));
     }
   }
   return stream.Synchronize();

@@ -53,6 +53,9 @@ absl::StatusOr<KvPool> KvPool::Create(const checkpoint::ModelConfig& config, con
   COMOE_ASSIGN_OR_RETURN(pool.buffer_,
                          device.Allocate(device::MemoryKind::kDevice, blocks * bytes_per_position_block,
                                          tensor::kWeightAlignment));
+  if (!device.host_accessible()) {
+    COMOE_ASSIGN_OR_RETURN(pool.stream_, device.CreateStream("kv-state", device::StreamKind::kCopy));
+  }
   std::byte* data = pool.buffer_.data();
   for (std::int64_t layer = 0; layer < config.num_layers(); ++layer) {
     pool.views_.push_back({data, static_cast<std::int64_t>(blocks), groups.layout});
@@ -93,17 +96,41 @@ absl::Status KvPool::VisitBlocks(const std::vector<api::GroupState>& groups, std
   return absl::OkStatus();
 }
 
+absl::Status KvPool::Copy(std::byte* target, const std::byte* source, std::size_t bytes) const {
+  if (stream_ != nullptr) {
+    return stream_->CopyAsync(target, source, bytes);
+  }
+  std::memcpy(target, source, bytes);
+  return absl::OkStatus();
+}
+
+absl::Status KvPool::Settle() const { return stream_ == nullptr ? absl::OkStatus() : stream_->Synchronize(); }
+
 absl::StatusOr<api::StateSnapshot> KvPool::Snapshot(const std::vector<api::GroupState>& groups,
                                                     std::int64_t num_tokens) const {
   api::StateSnapshot snapshot;
   snapshot.num_tokens = num_tokens;
   snapshot.groups.resize(num_blocks_.size());
+  std::vector<std::size_t> sizes(num_blocks_.size(), 0);
   COMOE_RETURN_IF_ERROR(VisitBlocks(
-      groups, num_tokens, [&snapshot](std::size_t group, const tensor::KvView& view, base::BlockId block) {
-        const std::byte* data = view.block(block);
-        snapshot.groups[group].insert(snapshot.groups[group].end(), data, data + view.layout.block_bytes());
+      groups, num_tokens, [&sizes](std::size_t group, const tensor::KvView& view, base::BlockId /*block*/) {
+        sizes[group] += view.layout.block_bytes();
         return absl::OkStatus();
       }));
+  for (std::size_t group = 0; group < sizes.size(); ++group) {
+    snapshot.groups[group].resize(sizes[group]);
+  }
+  std::vector<std::size_t> done(num_blocks_.size(), 0);
+  const absl::Status copied = VisitBlocks(
+      groups, num_tokens, [&](std::size_t group, const tensor::KvView& view, base::BlockId block) {
+        const std::size_t bytes = view.layout.block_bytes();
+        std::byte* const target =
+            snapshot.groups[group].data() + std::exchange(done[group], done[group] + bytes);
+        return Copy(target, view.block(block), bytes);
+      });
+  const absl::Status settled = Settle();  // whatever was queued ends before the snapshot's memory does
+  COMOE_RETURN_IF_ERROR(copied);
+  COMOE_RETURN_IF_ERROR(settled);
   return snapshot;
 }
 
@@ -113,17 +140,19 @@ absl::Status KvPool::Restore(const api::StateSnapshot& snapshot,
     return absl::InvalidArgumentError("the snapshot is of a model with other cache groups");
   }
   std::vector<std::size_t> done(num_blocks_.size(), 0);
-  return VisitBlocks(
+  const absl::Status copied = VisitBlocks(
       groups, snapshot.num_tokens,
-      [&snapshot, &done](std::size_t group, const tensor::KvView& view, base::BlockId block) {
+      [&](std::size_t group, const tensor::KvView& view, base::BlockId block) -> absl::Status {
         const std::size_t bytes = view.layout.block_bytes();
         if (snapshot.groups[group].size() < done[group] + bytes) {
           return absl::InvalidArgumentError("the snapshot holds fewer blocks than are to be restored");
         }
-        std::memcpy(view.block(block), snapshot.groups[group].data() + done[group], bytes);
-        done[group] += bytes;
-        return absl::OkStatus();
+        const std::byte* const source =
+            snapshot.groups[group].data() + std::exchange(done[group], done[group] + bytes);
+        return Copy(view.block(block), source, bytes);
       });
+  const absl::Status settled = Settle();
+  return copied.ok() ? settled : copied;
 }
 
 }  // namespace comoe::model

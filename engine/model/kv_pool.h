@@ -1,7 +1,9 @@
 // Physical KV blocks of every layer, allocated once. Who owns which block is the scheduler's business.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,8 +48,13 @@ class KvPool {
   absl::Status VisitBlocks(const std::vector<api::GroupState>& groups, std::int64_t num_tokens,
                            const Visit& visit) const;
 
+  // Copies a block out of the pool or into it; done once Settle() returns.
+  absl::Status Copy(std::byte* target, const std::byte* source, std::size_t bytes) const;
+  absl::Status Settle() const;
+
   device::Buffer buffer_;
-  std::vector<tensor::KvView> views_;  // per layer
+  std::unique_ptr<device::Stream> stream_;  // nullptr: the host reads and writes the blocks
+  std::vector<tensor::KvView> views_;       // per layer
   std::vector<std::int32_t> group_of_layer_;
   std::vector<std::int32_t> num_blocks_;
 };

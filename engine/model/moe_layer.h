@@ -13,4 +13,7 @@ namespace comoe::model {
 // leases, which are released when the layer's work is done.
 absl::Status RunFfn(const StepContext& context, std::int64_t layer, const LayerWeights& weights);
 
+// After a step with StepContext::resident, once the device is done: the director hears the routing of every layer.
+void ReportResidentRouting(const StepContext& context);
+
 }  // namespace comoe::model

@@ -14,6 +14,7 @@
 #include "engine/kernels/ops.h"
 #include "engine/model/host_lane.h"
 #include "engine/model/kv_pool.h"
+#include "engine/model/resident_experts.h"
 #include "engine/model/weights.h"
 #include "engine/model/workspace.h"
 
@@ -31,6 +32,8 @@ struct StepContext {
   device::Stream& stream;
   Workspace& work;
   HostLane* host_lane = nullptr;  // nullptr: the host computes no experts
+  // nullptr: the host says what each expert computes, layer by layer.
+  const ResidentExperts* resident = nullptr;
   // Computing an expert, as measured at start; the rest of it is asked for when a decision is due.
   api::LaneState lanes{};
   // A copy that takes longer counts as one that never ends.

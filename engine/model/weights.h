@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/checkpoint/tensor_source.h"
 #include "engine/checkpoint/weight_names.h"
@@ -21,6 +22,16 @@ struct Matrix {
   tensor::PackedMatrixView view() const { return {buffer.data(), layout}; }
 };
 
+// Weights of a norm, or a bias, in device memory.
+struct Vector {
+  device::Buffer buffer;
+
+  std::size_t size() const { return buffer.size() / sizeof(float); }
+  operator absl::Span<const float>() const {  // NOLINT(google-explicit-constructor): it is one
+    return {reinterpret_cast<const float*>(buffer.data()), size()};
+  }
+};
+
 // A dense SwiGLU FFN has the layout of an expert blob: one kernel serves both.
 struct Ffn {
   device::Buffer buffer;
@@ -30,24 +41,24 @@ struct Ffn {
 };
 
 struct LayerWeights {
-  std::vector<float> input_norm;            // [D]
-  Matrix qkv;                               // [(H + 2 G) P, D]: queries, keys, values
-  std::vector<float> qkv_bias;              // [(H + 2 G) P], or empty
-  std::vector<float> query_norm, key_norm;  // [P] per head, [H P] and [G P] at full width, or empty
-  Matrix output;                            // [D, H P]
-  std::vector<float> output_bias;           // [D], or empty
-  std::vector<float> post_attention_norm;   // [D]
-  std::optional<Ffn> dense;                 // dense layers
-  std::optional<Matrix> router;             // sparse layers: [E, D]
-  std::optional<Ffn> shared;                // sparse layers with a shared expert
-  std::optional<Matrix> shared_gate;        // [1, D]
+  Vector input_norm;                  // [D]
+  Matrix qkv;                         // [(H + 2 G) P, D]: queries, keys, values
+  Vector qkv_bias;                    // [(H + 2 G) P], or empty
+  Vector query_norm, key_norm;        // [P] per head, [H P] and [G P] at full width, or empty
+  Matrix output;                      // [D, H P]
+  Vector output_bias;                 // [D], or empty
+  Vector post_attention_norm;         // [D]
+  std::optional<Ffn> dense;           // dense layers
+  std::optional<Matrix> router;       // sparse layers: [E, D]
+  std::optional<Ffn> shared;          // sparse layers with a shared expert
+  std::optional<Matrix> shared_gate;  // [1, D]
 };
 
 // Constant after loading; thread-safe to read.
 struct ModelWeights {
   Matrix embedding;            // [V, D]
   std::optional<Matrix> head;  // [V, D]; absent when tied to the embedding
-  std::vector<float> final_norm;
+  Vector final_norm;
   std::vector<LayerWeights> layers;
 
   const Matrix& lm_head() const { return head.has_value() ? *head : embedding; }

@@ -45,6 +45,15 @@ class Carver {
 
 }  // namespace
 
+absl::Status Workspace::Transfer(const tensor::TensorView& from, const tensor::TensorView& to,
+                                 device::Stream& stream) {
+  if (from.data == to.data) {
+    return absl::OkStatus();
+  }
+  return stream.CopyAsync(to.data, from.data,
+                          static_cast<std::size_t>(from.rows * from.row_stride) * sizeof(float));
+}
+
 absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& config, std::int64_t max_rows,
                                             device::Device& device) {
   const std::int64_t slots = max_rows * std::max<std::int64_t>(config.experts_per_token, 1);
@@ -72,14 +81,36 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   carver.Add(&w.expert_out, slots, config.hidden);
   carver.Add(&w.shared_out, max_rows, config.hidden);
   carver.Add(&w.shared_gate, max_rows, 1);
-  carver.Add(&w.logits, std::min(max_rows, kLogitsRows), config.vocab_size);
+  const std::int64_t logits_rows = std::min(max_rows, kLogitsRows);
+  carver.Add(&w.logits, logits_rows, config.vocab_size);
   COMOE_ASSIGN_OR_RETURN(
       w.buffer, device.Allocate(device::MemoryKind::kDevice, carver.bytes(), tensor::kWeightAlignment));
   carver.Assign(w.buffer.data(), device.id());
 
+  tensor::TensorView experts, weights;  // 32-bit values each
+  Carver host;
+  host.Add(&experts, 1, slots);
+  host.Add(&weights, 1, slots);
+  if (!device.host_accessible()) {
+    host.Add(&w.host_cos, max_rows, config.head_dim / 2);
+    host.Add(&w.host_sin, max_rows, config.head_dim / 2);
+    host.Add(&w.host_ahead_router, max_rows, config.num_experts);
+    host.Add(&w.host_logits, logits_rows, config.vocab_size);
+  }
+  COMOE_ASSIGN_OR_RETURN(w.host, device.Allocate(device.host_accessible() ? device::MemoryKind::kHost
+                                                                          : device::MemoryKind::kPinned,
+                                                 host.bytes(), tensor::kWeightAlignment));
+  host.Assign(w.host.data(), {});
+  w.experts = {reinterpret_cast<std::int32_t*>(experts.data), static_cast<std::size_t>(slots)};
+  w.weights = {weights.f32(), static_cast<std::size_t>(slots)};
+  if (device.host_accessible()) {
+    w.host_cos = w.cos;
+    w.host_sin = w.sin;
+    w.host_ahead_router = w.ahead_router;
+    w.host_logits = w.logits;
+  }
+
   w.positions.resize(static_cast<std::size_t>(max_rows));
-  w.experts.resize(static_cast<std::size_t>(slots));
-  w.weights.resize(static_cast<std::size_t>(slots));
   w.ahead_logits.resize(static_cast<std::size_t>(max_rows * config.num_experts));
   w.row_status.resize(static_cast<std::size_t>(max_rows));
   w.all_rows.resize(static_cast<std::size_t>(max_rows));

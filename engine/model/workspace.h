@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/device/device.h"
 #include "engine/model/dispatch_plan.h"
@@ -20,7 +21,8 @@ struct Workspace {
   static absl::StatusOr<Workspace> Create(const checkpoint::ModelConfig& config, std::int64_t max_rows,
                                           device::Device& device);
 
-  device::Buffer buffer;
+  device::Buffer buffer;  // device memory
+  device::Buffer host;  // what the host reads and writes: page-locked where device memory is out of its reach
   tensor::TensorView residual;      // [R, D]
   tensor::TensorView normed;        // [R, D]
   tensor::TensorView qkv;           // [R, (H + 2 G) P]
@@ -35,10 +37,12 @@ struct Workspace {
   tensor::TensorView shared_out;    // [R, D]
   tensor::TensorView shared_gate;   // [R, 1]
   tensor::TensorView logits;        // [min(R, kLogitsRows), V]
+  // The same where the host reads and writes device memory; else its own, which Transfer() copies to or from.
+  tensor::TensorView host_cos, host_sin, host_ahead_router, host_logits;
 
   std::vector<std::int64_t> positions;  // [R]
-  std::vector<std::int32_t> experts;    // [R, K]
-  std::vector<float> weights;           // [R, K]
+  absl::Span<std::int32_t> experts;     // [R, K], written by the device
+  absl::Span<float> weights;            // [R, K], written by the device
   std::vector<std::int32_t> all_rows;   // 0, 1, ..., R - 1
   std::vector<float> ahead_logits;      // [R, E]
   DispatchPlan dispatch;
@@ -48,6 +52,12 @@ struct Workspace {
   bool any_row_failed = false;
 
   std::uint64_t bytes() const { return buffer.size(); }
+  std::uint64_t host_bytes() const { return host.size(); }
+
+  // Queues the copy of the first rows of one matrix to those of its counterpart, both as Use() cuts them.
+  // Nothing where they are the same.
+  static absl::Status Transfer(const tensor::TensorView& from, const tensor::TensorView& to,
+                               device::Stream& stream);
 
   // Logits are computed this many rows at a time: a whole prompt's would take rows x vocabulary floats.
   static constexpr std::int64_t kLogitsRows = 64;

@@ -17,6 +17,7 @@
 #include "engine/runtime/lane_rates.h"
 #include "engine/runtime/offload_ledger.h"
 #include "engine/runtime/plan_check.h"
+#include "engine/runtime/timed_director.h"
 #include "engine/sampling/sampler.h"
 
 namespace comoe::runtime {
@@ -61,23 +62,26 @@ class MoeEngine final : public api::Engine {
  public:
   MoeEngine(EngineParts parts, model::CacheGroups groups, model::KvPool kv, model::Workspace work,
             std::unique_ptr<device::Stream> stream, std::unique_ptr<model::HostLane> host_lane,
-            const api::LaneState& lanes)
+            std::unique_ptr<model::ResidentExperts> resident, const api::LaneState& lanes)
       : parts_(std::move(parts)),
         groups_(std::move(groups)),
         kv_(std::move(kv)),
         work_(std::move(work)),
         stream_(std::move(stream)),
         host_lane_(std::move(host_lane)),
+        resident_(std::move(resident)),
+        director_(*parts_.director),
         forward_(parts_.weights, {.config = parts_.config,
                                   .weights = parts_.weights,
                                   .kernels = *parts_.kernels,
                                   .groups = groups_,
                                   .kv = kv_,
                                   .experts = *parts_.experts,
-                                  .director = *parts_.director,
+                                  .director = director_,
                                   .stream = *stream_,
                                   .work = work_,
                                   .host_lane = host_lane_.get(),
+                                  .resident = resident_.get(),
                                   .lanes = lanes,
                                   .copy_limit = parts_.copy_limit}),
         ledger_(*parts_.device, parts_.metrics) {
@@ -98,11 +102,12 @@ class MoeEngine final : public api::Engine {
 
   absl::StatusOr<api::StepResult> Step(const api::StepPlan& plan) override {
     const absl::Time start = absl::Now();
+    COMOE_RETURN_IF_ERROR(health());
     COMOE_RETURN_IF_ERROR(CheckPlan(plan, parts_.info, capacity_));
     api::StepResult result;
     result.step = plan.step;
     PrepareResult(plan, result);
-    parts_.director->BeginStep(plan);
+    director_.BeginStep(plan);
     ledger_.BeginStep();
     std::size_t span = 0;
     std::int64_t first_row = 0;  // of plan.spans[span]
@@ -114,11 +119,12 @@ class MoeEngine final : public api::Engine {
           }
           return TakeLogits(plan.spans[span], row, first_row, logits, result.spans[span]);
         });
-    parts_.director->EndStep();
+    director_.EndStep();
     COMOE_DCHECK(parts_.experts->leased() == 0, "no lease outlives its step");
-    ledger_.EndStep(PhaseOf(plan), work_.serving, *parts_.experts);
+    ledger_.EndStep(PhaseOf(plan), work_.serving, *parts_.experts, director_.seconds());
+    COMOE_RETURN_IF_ERROR(health());  // says more than what it made fail
     COMOE_RETURN_IF_ERROR(status);
-    parts_.director->ObserveStepTime(ledger_.step_seconds(), ledger_.step_stall_seconds());
+    director_.ObserveStepTime(ledger_.step_times());
     if (work_.any_row_failed) {
       FailSpans(plan, result);
     }
@@ -126,6 +132,10 @@ class MoeEngine final : public api::Engine {
     result.elapsed = absl::Now() - start;
     return result;
   }
+
+  absl::Status health() const override { return parts_.device->health(); }
+
+  void HintPrompt(absl::Span<const base::TokenId> tokens) override { director_.HintPrompt(tokens); }
 
   api::OffloadTotals offload_totals() const override { return ledger_.totals(); }
 
@@ -211,6 +221,8 @@ class MoeEngine final : public api::Engine {
   model::Workspace work_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<model::HostLane> host_lane_;
+  std::unique_ptr<model::ResidentExperts> resident_;
+  TimedDirector director_;  // around the parts'
   api::EngineCapacity capacity_;
   model::ForwardPass forward_;
   OffloadLedger ledger_;
@@ -237,11 +249,16 @@ absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
     COMOE_RETURN_IF_ERROR(base::Annotate(lane.status(), "host lane"));
     host_lane = *std::move(lane);
   }
+  std::unique_ptr<model::ResidentExperts> resident;
+  if (parts.experts_stay && kernels::HasMoeResident(*parts.kernels)) {
+    COMOE_ASSIGN_OR_RETURN(resident, model::ResidentExperts::Create(parts.config, parts.max_rows,
+                                                                    *parts.experts, *parts.device));
+  }
   COMOE_ASSIGN_OR_RETURN(
       const api::LaneState lanes,
       MeasureLanes(parts.experts->layout(), *parts.kernels, *work, *stream, host_lane.get(), *parts.device));
   return std::make_unique<MoeEngine>(std::move(parts), std::move(groups), *std::move(kv), *std::move(work),
-                                     std::move(stream), std::move(host_lane), lanes);
+                                     std::move(stream), std::move(host_lane), std::move(resident), lanes);
 }
 
 api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,

@@ -13,7 +13,8 @@ void OffloadLedger::BeginStep() {
   times_ = device_.times();
 }
 
-void OffloadLedger::EndStep(Phase phase, model::ServingScratch& serving, experts::ExpertCache& cache) {
+void OffloadLedger::EndStep(Phase phase, model::ServingScratch& serving, experts::ExpertCache& cache,
+                            const DirectorSeconds& director) {
   const double wall = device_.Now() - begin_;
   const device::DeviceTimes now = device_.times();
   const bool measured = device_.id().kind != device::DeviceKind::kCpu;
@@ -24,8 +25,11 @@ void OffloadLedger::EndStep(Phase phase, model::ServingScratch& serving, experts
     steps_.stalled.values[i] += seconds;
     stalled += seconds;
   }
-  step_seconds_ = wall;
-  step_stall_seconds_ = stalled;
+  for (std::size_t i = 0; i < base::kNumStageKinds; ++i) {
+    steps_.compute_stages.values[i] += now.compute_stages.values[i] - times_.compute_stages.values[i];
+  }
+  constexpr auto kAhead = base::StageKind::kLookahead;
+  step_times_ = {wall, stalled, now.compute_stages[kAhead] - times_.compute_stages[kAhead]};
   steps_.wall += wall;
   steps_.compute += compute;
   steps_.other += wall - compute - stalled;
@@ -37,6 +41,8 @@ void OffloadLedger::EndStep(Phase phase, model::ServingScratch& serving, experts
   steps_.served_hit += std::exchange(serving.served_hit, 0);
   steps_.served_fetch += std::exchange(serving.served_fetch, 0);
   steps_.served_host += std::exchange(serving.served_host, 0);
+  steps_.director_observe = director.observe;
+  steps_.director_plan = director.plan;
   last_stall_ = device_.simulated() ? absl::ZeroDuration() : absl::Seconds(stalled);
   totals_ = steps_;
   cache.AddTotals(totals_);

@@ -5,12 +5,14 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "engine/api/expert_director.h"
 #include "engine/api/offload.h"
 #include "engine/base/metrics_sink.h"
 #include "engine/device/device.h"
 #include "engine/experts/expert_cache.h"
 #include "engine/model/serving_scratch.h"
 #include "engine/runtime/offload_metrics.h"
+#include "engine/runtime/timed_director.h"
 
 namespace comoe::runtime {
 
@@ -22,14 +24,15 @@ class OffloadLedger {
 
   void BeginStep();
   enum class Phase { kPrefill, kDecode, kMixed };
-  void EndStep(Phase phase, model::ServingScratch& serving, experts::ExpertCache& cache);
+  // `director`: since the start.
+  void EndStep(Phase phase, model::ServingScratch& serving, experts::ExpertCache& cache,
+               const DirectorSeconds& director);
 
   const api::OffloadTotals& totals() const { return totals_; }
   // Of the last step's wall time on the real clock.
   absl::Duration last_stall() const { return last_stall_; }
-  // Of the last step, seconds on the device's clock.
-  double step_seconds() const { return step_seconds_; }
-  double step_stall_seconds() const { return step_stall_seconds_; }
+  // Of the last step.
+  const api::StepTimes& step_times() const { return step_times_; }
 
  private:
   device::Device& device_;
@@ -39,8 +42,7 @@ class OffloadLedger {
   api::OffloadTotals steps_;   // what is summed here
   api::OffloadTotals totals_;  // and what the cache adds
   absl::Duration last_stall_ = absl::ZeroDuration();
-  double step_seconds_ = 0.0;
-  double step_stall_seconds_ = 0.0;
+  api::StepTimes step_times_;
 };
 
 }  // namespace comoe::runtime

@@ -3,10 +3,21 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
+
 namespace comoe::runtime {
 namespace {
 
+// What a compute stream does; host experts and copies have streams of their own.
+constexpr std::array kComputeStages = {
+    base::StageKind::kOther,        base::StageKind::kEmbed,     base::StageKind::kAttention,
+    base::StageKind::kGate,         base::StageKind::kLookahead, base::StageKind::kExpert,
+    base::StageKind::kSharedExpert, base::StageKind::kCombine,   base::StageKind::kHead};
+
 std::string Name(absl::string_view name) { return std::string(name); }
+
+// As labels are written.
+std::string Label(absl::string_view name) { return absl::StrReplaceAll(name, {{" ", "_"}, {"-", "_"}}); }
 
 std::vector<double> CopyBuckets() {
   std::vector<double> buckets;
@@ -118,6 +129,14 @@ void OffloadMetrics::AttachTimes(base::MetricsSink& sink) {
     const std::string edge = Name(base::WaitEdgeName(static_cast<base::WaitEdge>(i)));
     stalled_[i].Attach(sink.AddCounter("device_seconds_total", time, {{"kind", "stall_" + edge}}));
   }
+  for (const base::StageKind stage : kComputeStages) {
+    stages_[static_cast<std::size_t>(stage)].Attach(sink.AddCounter(
+        "device_compute_seconds_total", "Seconds that the device computed, by stage of a step.",
+        {{"stage", Label(base::StageKindName(stage))}}));
+  }
+  const char* const director = "Seconds of real time of the engine thread in decisions about experts.";
+  director_observe_.Attach(sink.AddCounter("director_seconds_total", director, {{"part", "observe"}}));
+  director_plan_.Attach(sink.AddCounter("director_seconds_total", director, {{"part", "plan"}}));
   wall_.Attach(sink.AddCounter("device_wall_seconds_total", "Seconds of steps on the device's clock.", {}));
   host_lane_.Attach(
       sink.AddCounter("expert_host_seconds_total", "Seconds that the host computed experts.", {}));
@@ -170,6 +189,11 @@ void OffloadMetrics::Update(const api::OffloadTotals& totals) {
   for (std::size_t i = 0; i < base::kNumWaitEdges; ++i) {
     stalled_[i].MoveTo(totals.stalled.values[i]);
   }
+  for (const base::StageKind stage : kComputeStages) {
+    stages_[static_cast<std::size_t>(stage)].MoveTo(totals.compute_stages[stage]);
+  }
+  director_observe_.MoveTo(totals.director_observe);
+  director_plan_.MoveTo(totals.director_plan);
   wall_.MoveTo(totals.wall);
   host_lane_.MoveTo(totals.host_lane);
 }

@@ -60,6 +60,8 @@ class OffloadMetrics {
   base::Gauge* slow_unpinned_ = nullptr;
   Sum wall_, compute_, other_, host_lane_;
   std::array<Sum, base::kNumWaitEdges> stalled_;
+  std::array<Sum, base::kNumStageKinds> stages_;
+  Sum director_observe_, director_plan_;
   std::array<base::Counter*, 3> stall_{};
   base::Histogram* imbalance_ = nullptr;
 };

@@ -60,6 +60,9 @@ void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* 
 }
 
 float WeightAt(const PackedMatrixView& w, std::int64_t n, std::int64_t k) {
+  if (w.layout.order == MatrixOrder::kRows) {
+    return LoadElement(w.data, w.layout.dtype, static_cast<std::size_t>(n * w.layout.k + k));
+  }
   const std::byte* panel = w.panel(n / kLanes);
   const std::int64_t lane = n % kLanes;
   if (w.layout.dtype == DType::kBf16) {

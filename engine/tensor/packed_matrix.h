@@ -28,11 +28,17 @@ namespace comoe::tensor {
 inline constexpr std::int64_t kPanelOutputs = 16;
 inline constexpr std::size_t kWeightAlignment = 256;  // of a matrix and of a blob, bytes
 
+// How the elements of a matrix follow each other. kRows: row after row, as in a checkpoint, with no fill:
+// what the matrix libraries of accelerators read. Dense matrices on such devices only; the blobs of FFNs are
+// panels everywhere.
+enum class MatrixOrder : std::uint8_t { kPanels, kRows };
+
 // Sizes of a packed matrix; n counts real outputs, fill excluded.
 struct MatrixLayout {
   DType dtype = DType::kBf16;
   std::int64_t n = 0;
   std::int64_t k = 0;
+  MatrixOrder order = MatrixOrder::kPanels;
 
   constexpr std::int64_t panels() const { return (n + kPanelOutputs - 1) / kPanelOutputs; }
   // Inputs as stored: even for BF16.
@@ -40,7 +46,13 @@ struct MatrixLayout {
   constexpr std::size_t panel_bytes() const {
     return static_cast<std::size_t>(padded_k() * kPanelOutputs) * DTypeBytes(dtype);
   }
-  constexpr std::size_t bytes() const { return static_cast<std::size_t>(panels()) * panel_bytes(); }
+  constexpr std::size_t row_bytes() const {
+    return static_cast<std::size_t>(k) * DTypeBytes(dtype);
+  }  // kRows
+  constexpr std::size_t bytes() const {
+    return order == MatrixOrder::kRows ? static_cast<std::size_t>(n) * row_bytes()
+                                       : static_cast<std::size_t>(panels()) * panel_bytes();
+  }
   friend bool operator==(const MatrixLayout&, const MatrixLayout&) = default;
 };
 
@@ -59,7 +71,7 @@ struct PackedMatrixView {
 void PackPanels(const MatrixLayout& layout, const std::byte* source, std::byte* target,
                 std::int64_t first_panel, std::int64_t panel_step);
 
-// w[n, k] as float: for reference kernels and tests. n counts stored outputs (fill is 0).
+// w[n, k] as float, in either order: for reference kernels and tests. n counts stored outputs (fill is 0).
 float WeightAt(const PackedMatrixView& w, std::int64_t n, std::int64_t k);
 
 // Where the three matrices of one expert lie in its blob. SwiGLU experts: gate_up is fused as described above

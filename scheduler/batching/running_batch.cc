@@ -130,6 +130,32 @@ ComposedStep RunningBatch::Compose(base::StepId step) {
   return composed;
 }
 
+Sequence* RunningBatch::FindPutOff(const api::StepPlan& plan) {
+  Sequence* first = nullptr;
+  for (Sequence* sequence : sequences_.InOrder()) {
+    const bool put_off = !sequence->hinted && sequence->state == SequenceState::kPrefilling &&
+                         sequence->num_computed == sequence->num_cached &&
+                         std::none_of(plan.spans.begin(), plan.spans.end(),
+                                      [sequence](const auto& span) { return span.sequence == sequence->id; });
+    if (put_off && (first == nullptr || RanksBefore(sequence, first))) {
+      first = sequence;
+    }
+  }
+  return first;
+}
+
+// One that waits would find its prefix in memory as one that starts does.
+absl::Span<const base::TokenId> RunningBatch::FirstChunk(Sequence& sequence) {
+  std::int64_t begin = sequence.num_computed;
+  if (sequence.state == SequenceState::kWaiting && sequence.request.prompt_logprobs < 0) {
+    begin = blocks_.AttachPrefix(sequence.blocks, sequence.request.cache_salt, sequence.tokens);
+    blocks_.Release(sequence.blocks);
+  }
+  const std::int64_t chunk = limits_.max_chunk > 0 ? limits_.max_chunk : limits_.max_rows;
+  return absl::MakeConstSpan(sequence.tokens)
+      .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(std::min(chunk, limits_.max_rows)));
+}
+
 void RunningBatch::GiveBlocks(absl::Span<Sequence* const> ranked, ComposedStep& step) {
   std::vector<api::PlanSpan> planned = std::move(step.plan.spans);
   step.plan.spans.clear();

@@ -60,6 +60,11 @@ class RunningBatch {
   bool TryAdmit(std::unique_ptr<Sequence>& sequence);
   // The next step; at least one span if somebody runs.
   ComposedStep Compose(base::StepId step);
+  // Whose first chunk is put off by `plan`, the next step's, and was not told to the engine: the first in
+  // rank. nullptr: nobody.
+  Sequence* FindPutOff(const api::StepPlan& plan);
+  // The rows that a sequence will compute first once it runs, or has begun to.
+  absl::Span<const base::TokenId> FirstChunk(Sequence& sequence);
   // The plan's rows have been computed.
   void Account(const api::StepPlan& plan);
   // Takes a sequence out and its blocks back; nullptr if it does not run.

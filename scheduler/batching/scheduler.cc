@@ -87,6 +87,8 @@ class SchedulerImpl final : public Scheduler {
   void NoteStarted(Sequence& sequence);
   void Requeue(std::vector<SequencePtr> preempted);
   void RunStep();
+  void HintNext(const api::StepPlan& plan);
+  void CheckHealth();
   absl::Status CheckResult(const api::StepPlan& plan, const api::StepResult& result) const;
   void RecordStep(const api::StepPlan& plan, absl::Duration elapsed);
   void Account(const api::StepPlan& plan);
@@ -107,6 +109,7 @@ class SchedulerImpl final : public Scheduler {
   api::Engine& engine_;
   const std::function<absl::Time()> now_;
   const std::function<void()> told_;
+  const std::function<void(const absl::Status&)> engine_failed_;
   const std::vector<base::TokenId> eos_token_ids_;
   const std::int32_t vocab_size_;
   const api::ConstantStepCosts constant_costs_;
@@ -114,8 +117,11 @@ class SchedulerImpl final : public Scheduler {
   // The engine thread's.
   RunningBatch batch_;
   std::uint64_t next_step_ = 0;
+  bool engine_lost_ = false;
   bool step_under_way_ = false;
   bool preempted_ = false;  // in the last step
+  Sequence* refused_ =
+      nullptr;  // next in the queue, which this thread alone takes from; until it looks again
   absl::Time time_counted_;
 
   const std::int64_t max_positions_;  // constant; of batch_
@@ -131,6 +137,7 @@ SchedulerImpl::SchedulerImpl(api::Engine& engine, const SchedulerOptions& option
     : engine_(engine),
       now_(options.now ? options.now : [] { return absl::Now(); }),
       told_(options.told ? options.told : [] {}),
+      engine_failed_(options.engine_failed),
       eos_token_ids_(engine.model_info().eos_token_ids),
       vocab_size_(engine.model_info().vocab_size),
       batch_(
@@ -237,6 +244,7 @@ void SchedulerImpl::Run() {
     stop = mail.stop;
     HandleMail(std::move(mail));
     EndTimeLimits();
+    refused_ = nullptr;
     if (!preempted_) {
       Admit();
     }
@@ -323,6 +331,7 @@ void SchedulerImpl::Admit() {
     Sequence& candidate = *sequence;
     if (!batch_.TryAdmit(sequence)) {
       COMOE_DCHECK(!batch_.empty(), "nobody waits while nothing runs");
+      refused_ = &candidate;
       mailbox_.PutBack(std::move(sequence));
       return;
     }
@@ -363,6 +372,7 @@ void SchedulerImpl::RunStep() {
   PublishLoad();
   COMOE_DCHECK(batch_.IsConsistent(plan), "a step keeps to the limits, and blocks and rows add up");
   const absl::Time begin = now_();
+  HintNext(plan);
   CountTime(metrics_.busy_seconds_sched);
   step_under_way_ = true;
   absl::StatusOr<api::StepResult> result = engine_.Step(plan);
@@ -374,6 +384,7 @@ void SchedulerImpl::RunStep() {
     for (const api::PlanSpan& span : plan.spans) {
       FinishRunning(span.sequence, FinishReason::kError, status);
     }
+    CheckHealth();
     return;
   }
   // What one sequence lacked is no other's concern; its blocks were not completed, so nothing of them is
@@ -387,6 +398,33 @@ void SchedulerImpl::RunStep() {
   // Who cancelled or ran out of time during the step gets no token of it.
   HandleMail(mailbox_.Collect());
   Deliver(*std::move(result));
+}
+
+// After a failed step: whether any other can succeed.
+void SchedulerImpl::CheckHealth() {
+  const absl::Status health = engine_.health();
+  if (health.ok()) {
+    return;
+  }
+  for (const Sequence* sequence : batch_.InOrder()) {
+    FinishRunning(sequence->id, FinishReason::kError, health);
+  }
+  if (!std::exchange(engine_lost_, true) && engine_failed_) {
+    engine_failed_(health);
+  }
+}
+
+// The engine hears what comes after this step, of one request a step: whoever was taken in and gets no row
+// yet, or else who is next in the queue, which had no place. Each once.
+void SchedulerImpl::HintNext(const api::StepPlan& plan) {
+  if (Sequence* const next = batch_.FindPutOff(plan)) {
+    next->hinted = true;
+    engine_.HintPrompt(batch_.FirstChunk(*next));
+    return;
+  }
+  if (refused_ != nullptr && !std::exchange(refused_->hinted, true)) {
+    engine_.HintPrompt(batch_.FirstChunk(*refused_));
+  }
 }
 
 absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::StepResult& result) const {

@@ -35,6 +35,9 @@ struct SchedulerOptions {
   // Called on the scheduler's thread whenever it has told observers of something and goes on to something
   // that takes time: observers may leave waking others to it.
   std::function<void()> told;
+  // Called once, on the scheduler's thread, when the engine cannot go on (Engine::health): running requests have
+  // ended with that status, and so does everything that comes.
+  std::function<void(const absl::Status&)> engine_failed;
   std::function<absl::Time()> now;  // thread-safe; absl::Now if empty. Tests set a clock of their own.
 };
 

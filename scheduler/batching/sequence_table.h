@@ -49,6 +49,7 @@ struct Sequence {
   std::int64_t times_passed_over = 0;  // in the queue, while it is the one that has waited longest
   std::int64_t steps_passed_over = 0;  // in a row, while it ran
   bool ran_last_step = false;
+  bool hinted = false;  // the engine has been told what its first rows will be
 
   absl::Time submitted;
   absl::Time started = absl::InfinitePast();  // first

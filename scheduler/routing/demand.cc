@@ -8,7 +8,7 @@ namespace {
 
 class InlineForecaster final : public DemandForecaster {
  public:
-  InlineForecaster(const TierShape& shape, std::unique_ptr<RowPredictor> predictor)
+  InlineForecaster(const TierShape& shape, std::shared_ptr<RowPredictor> predictor)
       : num_experts_(static_cast<std::size_t>(shape.num_experts)),
         predictor_(std::move(predictor)),
         probabilities_(kMaxForecastRows * num_experts_),
@@ -53,12 +53,13 @@ class InlineForecaster final : public DemandForecaster {
   }
   std::uint64_t num_late() const override { return 0; }
   std::uint64_t num_dropped() const override { return 0; }
+  bool on_own_thread() const override { return false; }
   void Append(std::vector<std::uint8_t>* bytes) override { predictor_->Append(bytes); }
   bool Restore(absl::Span<const std::uint8_t>* bytes) override { return predictor_->Restore(bytes); }
 
  private:
   const std::size_t num_experts_;
-  const std::unique_ptr<RowPredictor> predictor_;
+  const std::shared_ptr<RowPredictor> predictor_;
   std::vector<float> probabilities_;  // [kMaxForecastRows, E]
   Demand demand_;
   Demand hint_demand_;
@@ -87,7 +88,7 @@ void CombineRows(absl::Span<const float> probabilities, std::size_t num_experts,
 }
 
 std::unique_ptr<DemandForecaster> MakeInlineForecaster(const TierShape& shape,
-                                                       std::unique_ptr<RowPredictor> predictor) {
+                                                       std::shared_ptr<RowPredictor> predictor) {
   return std::make_unique<InlineForecaster>(shape, std::move(predictor));
 }
 

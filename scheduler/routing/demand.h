@@ -43,6 +43,8 @@ class DemandForecaster {
   // Forecasts that were asked for before they were made, and observations for which there was no room.
   virtual std::uint64_t num_late() const = 0;
   virtual std::uint64_t num_dropped() const = 0;
+  // Forecasts are not made by the caller.
+  virtual bool on_own_thread() const = 0;
 
   // Contents of the predictor, for the hub's state. May wait; not between BeginStep and the end of a step.
   virtual void Append(std::vector<std::uint8_t>* bytes) = 0;
@@ -51,6 +53,6 @@ class DemandForecaster {
 
 // Everything at once, on the caller's thread: for replay, for virtual time, and where the predictor is cheap.
 std::unique_ptr<DemandForecaster> MakeInlineForecaster(const TierShape& shape,
-                                                       std::unique_ptr<RowPredictor> predictor);
+                                                       std::shared_ptr<RowPredictor> predictor);
 
 }  // namespace comoe::routing

@@ -40,9 +40,7 @@ class ForwardingDirector : public api::ExpertDirector {
   }
   void EndStep() override { inner_->EndStep(); }
   void HintPrompt(absl::Span<const base::TokenId> tokens) override { inner_->HintPrompt(tokens); }
-  void ObserveStepTime(double seconds, double stall_seconds) override {
-    inner_->ObserveStepTime(seconds, stall_seconds);
-  }
+  void ObserveStepTime(const api::StepTimes& times) override { inner_->ObserveStepTime(times); }
 
  private:
   const std::unique_ptr<api::ExpertDirector> inner_;

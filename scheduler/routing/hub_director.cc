@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <optional>
 #include <utility>
 
 #include "engine/base/status_macros.h"
 #include "scheduler/routing/hub_state.h"
 #include "scheduler/routing/hub_worker.h"
 #include "scheduler/routing/mix_predictor.h"
-#include "scheduler/routing/predictor.h"
+#include "scheduler/routing/moving_forecaster.h"
 
 namespace comoe::routing {
 namespace {
@@ -25,26 +23,27 @@ constexpr double kLeastCount = 1e-6;
 constexpr double kLayerFade = 0.9;
 // Whose use of experts the composer may ask about.
 constexpr std::size_t kMostSequences = 256;
-// Once prefetch is off for every distance, scores are asked for in one step of so many.
-constexpr std::uint64_t kStepsPerProbe = 32;
-// A hinted expert is worth an order if the prompt's first rows are expected to need it at all.
-constexpr float kLeastHint = 0.5F;
 // What a row of a waiting prompt is worth in page-locked memory, in past uses.
 constexpr double kHintWorth = 4.0;
 // How fast the share of layers that have to copy follows.
 constexpr double kMissFade = 0.99;
 
-std::unique_ptr<DemandForecaster> MakeForecaster(const TierShape& shape, const HubParameters& parameters,
+std::unique_ptr<DemandForecaster> MakeForecaster(const TierShape& shape, const PolicyOptions& options,
                                                  std::unique_ptr<RowPredictor> predictor) {
+  const HubParameters& parameters = options.hub;
   if (predictor == nullptr) {
-    MixOptions options;
-    options.token_table_bytes = static_cast<std::uint64_t>(parameters.token_table_bytes);
-    options.decay = parameters.decay;
-    options.interval = static_cast<std::int32_t>(parameters.prediction_interval);
-    predictor = std::make_unique<MixPredictor>(shape, options);
+    MixOptions mix;
+    mix.token_table_bytes = static_cast<std::uint64_t>(parameters.token_table_bytes);
+    mix.decay = parameters.decay;
+    mix.interval = static_cast<std::int32_t>(parameters.prediction_interval);
+    predictor = std::make_unique<MixPredictor>(shape, mix);
   }
-  return parameters.predictor_thread > 0.0
-             ? MakeHubWorker(shape, std::move(predictor), static_cast<std::int32_t>(parameters.look_ahead))
+  const auto look_ahead = static_cast<std::int32_t>(parameters.look_ahead);
+  if (parameters.predictor_thread == 1.0) {
+    return MakeHubWorker(shape, std::move(predictor), look_ahead);
+  }
+  return parameters.predictor_thread == 2.0 && options.clock
+             ? MakeMovingForecaster(shape, std::move(predictor), look_ahead, options.clock)
              : MakeInlineForecaster(shape, std::move(predictor));
 }
 
@@ -59,10 +58,13 @@ HubDirector::HubDirector(const TierShape& shape, const PolicyOptions& options,
       index_(static_cast<std::size_t>(shape.num_layers), -1),
       counts_(shape, parameters_.decay),
       turns_(static_cast<std::size_t>(shape.num_layers), 0),
-      forecaster_(MakeForecaster(shape, parameters_, std::move(predictor))),
+      forecaster_(MakeForecaster(shape, options, std::move(predictor))),
       planner_(options.host_lane, shape.num_experts, parameters_.hysteresis),
       plan_judge_(parameters_.hysteresis),
       prefetch_judge_(parameters_.hysteresis),
+      score_judge_(parameters_.hysteresis),
+      lookahead_(static_cast<std::int32_t>(parameters_.look_ahead), parameters_.look_ahead_limit,
+                 parameters_.hysteresis),
       guests_(shape.device_slots, static_cast<std::int32_t>(parameters_.guess_slots)),
       promoter_(&residency(), options.promotion_margin),
       costs_(shape, parameters_.window, kMostSequences),
@@ -206,9 +208,8 @@ void HubDirector::SettleGuesses(std::int32_t layer) {
 }
 
 std::int32_t HubDirector::lookahead() const {
-  return wants_scores_ || report_.steps % kStepsPerProbe == 0
-             ? static_cast<std::int32_t>(parameters_.look_ahead)
-             : 0;
+  const bool probe = score_judge_.on() && report_.steps % kStepsPerProbe == 0;
+  return wants_scores_ || probe ? lookahead_.width() : 0;
 }
 
 void HubDirector::ObserveLookahead(const api::LookaheadObservation& observation) {
@@ -263,8 +264,9 @@ void HubDirector::DecideMisses(std::int32_t layer, absl::Span<const api::ExpertD
   });
   if (copies) {
     miss_share_ += 1.0 - kMissFade;
-    // The layer before waited for all that was certain, so what is on the link now is a guess.
-    if (latest_arm_ >= 0) {
+    // The layer before waited for all that was certain, so what is on the link now is a guess; a right one of
+    // this layer is one of the copies that it has to wait for anyhow.
+    if (latest_arm_ >= 0 && !needed().Contains(latest_guess_)) {
       prefetch_judge_.HeldUp(static_cast<std::size_t>(latest_arm_),
                              std::min(lanes.link_queue_seconds, lanes.link_seconds_per_expert));
     }
@@ -290,245 +292,19 @@ void HubDirector::OnVacated(base::Tier tier, std::int32_t slot, base::ExpertKey 
   promoter_.Vacated(tier, slot, key, [this](base::ExpertKey other) { return PinnedValue(other); });
 }
 
-// --- orders ---
-
-double HubDirector::LinkStart(const api::LaneState& lanes) const {
-  return lanes.link_queue_seconds +
-         static_cast<double>(lanes.queued_guesses + orders_in_layer_) * lanes.link_seconds_per_expert;
-}
-
-// Not measured: as long as a copy takes.
-double HubDirector::LayerSeconds(const api::LaneState& lanes) const {
-  return layer_seconds_ > 0.0 ? layer_seconds_ : lanes.link_seconds_per_expert;
-}
-
-std::int32_t HubDirector::RoomForGuesses(const api::LaneState& lanes) const {
-  const double depth = parameters_.prefetch_depth;
-  double in_flight = 2.0 * depth;
-  if (expert_bytes_ > 0) {
-    in_flight = std::min(in_flight, parameters_.bytes_in_flight / static_cast<double>(expert_bytes_));
-  }
-  return static_cast<std::int32_t>(std::min(depth, in_flight - lanes.queued_guesses));
-}
-
-absl::Span<const api::FetchOrder> HubDirector::Orders(std::int32_t layer, const api::LaneState& lanes) {
-  orders_.clear();
-  orders_in_layer_ = 0;
-  latest_arm_ = layer < 0 ? latest_arm_ : -1;
-  EnterLayer(layer);
-  // Without a link there is nothing to be early for.
-  if (lanes.link_seconds_per_expert > 0.0) {
-    guesses_left_ = RoomForGuesses(lanes);
-    KeepHostServed(lanes);
-    Prefetch(layer, lanes);
-    if (layer >= 0) {
-      UseHint(layer, lanes);
-    }
-  }
-  if (layer >= 0) {
-    Promote(layer);
-  }
-  return orders_;
-}
-
-// What the host computed is copied behind its layer if it is worth keeping and the link has the time.
-void HubDirector::KeepHostServed(const api::LaneState& lanes) {
-  if (shape().exclusive) {
-    host_served_.clear();  // the copy would give its place away, from which the host still computes
-  }
-  for (const base::ExpertKey key : host_served_) {
-    const double late = std::max(0.0, LinkStart(lanes) + lanes.link_seconds_per_expert - LayerSeconds(lanes));
-    const std::int32_t slot = SlotFor(MostWorthDisplaced(Value(key)));
-    if (slot == kNoSlot || residency().device().SlotOf(key) != kNoSlot) {
-      continue;
-    }
-    const bool free = !residency().device().KeyIn(slot).has_value();
-    const double gain = free ? 1.0 : 1.0 - std::exp(WorthOfSlot(slot) - Value(key));
-    if (gain * MissSeconds(lanes) <= std::min(late, lanes.link_seconds_per_expert)) {
-      continue;
-    }
-    orders_.push_back({key, base::Tier::kDevice, slot, base::CopyReason::kPrefetch});
-    Place(key, slot);
-    ++orders_in_layer_;
-    ++report_.kept_behind;
-  }
-  host_served_.clear();
-}
-
-const Demand& HubDirector::NextStepDemand(std::int32_t target) {
-  for (std::int32_t expert = 0; expert < shape().num_experts; ++expert) {
-    next_step_.probability[static_cast<std::size_t>(expert)] =
-        static_cast<float>(ReusePerStep({target, expert}));
-  }
-  return next_step_;
-}
-
-void HubDirector::Prefetch(std::int32_t layer, const api::LaneState& lanes) {
-  const std::int32_t at = layer < 0 ? -1 : index_[static_cast<std::size_t>(layer)];
-  const auto num_layers = static_cast<std::int32_t>(shape().moe_layers.size());
-  const std::int32_t reach = std::max(1, static_cast<std::int32_t>(parameters_.look_ahead));
-  wants_scores_ = planner_.host_lane(lanes) && parameters_.prefetch_depth > 0.0;
-  for (std::size_t arm = 1; arm <= static_cast<std::size_t>(reach); ++arm) {
-    wants_scores_ = wants_scores_ || (prefetch_judge_.on(arm) && parameters_.prefetch_depth > 0.0);
-  }
-  for (std::int32_t ahead = 1; ahead <= reach && guesses_left_ > 0; ++ahead) {
-    // A forecast from tokens or counts alone is judged apart.
-    const bool wraps = at + ahead >= num_layers;
-    const std::size_t arm = wraps || layer < 0 ? 0 : static_cast<std::size_t>(ahead);
-    if (wraps && ahead > 1) {
-      break;
-    }
-    const std::int32_t target = shape().moe_layers[static_cast<std::size_t>(wraps ? 0 : at + ahead)];
-    if (arm > 1 && !prefetch_judge_.on(arm) && report_.steps % kStepsPerProbe != 0) {
-      continue;  // not worth a forecast
-    }
-    PrefetchLayer(target, arm, ahead * LayerSeconds(lanes), lanes);
-  }
-}
-
-void HubDirector::PrefetchLayer(std::int32_t target, std::size_t arm, double deadline,
-                                const api::LaneState& lanes) {
-  const bool wraps = target <= needed().layer();
-  const Demand& demand = wraps ? NextStepDemand(target) : forecaster_->Forecast(target);
-  double distinct = 0.0;
-  for (std::size_t e = 0; e < wanted_.size(); ++e) {
-    const base::ExpertKey key{target, static_cast<std::int32_t>(e)};
-    const float p = demand.probability[e];
-    distinct += static_cast<double>(p);
-    const bool candidate = static_cast<double>(p) >= parameters_.cut_off && p > 0.0F &&
-                           residency().device().SlotOf(key) == kNoSlot && !needed().Contains(key);
-    wanted_[e] = candidate ? p : 0.0F;
-  }
-  const auto most = static_cast<std::int32_t>(std::ceil(parameters_.top_k_multiple * distinct));
-  MostLikely(wanted_, std::min(most, guesses_left_), &likely_);
-  if (likely_.empty()) {
-    return;
-  }
-  const std::int32_t allowed = prefetch_judge_.Allowed(arm, static_cast<std::int32_t>(likely_.size()));
-  for (std::int32_t n = 0; n < allowed; ++n) {
-    const std::int32_t expert = likely_[static_cast<std::size_t>(n)];
-    const double p = static_cast<double>(wanted_[static_cast<std::size_t>(expert)]);
-    if (!Guess({target, expert}, p, arm, {LinkStart(lanes), LayerSeconds(lanes), deadline}, lanes)) {
-      break;
-    }
-    --guesses_left_;
-  }
-}
-
-bool HubDirector::Guess(base::ExpertKey key, double probability, std::size_t arm, const Chance& chance,
-                        const api::LaneState& lanes) {
-  // Right: what has been copied when its layer comes need not be waited for. But whatever it is, what is not
-  // copied when the next layer comes is in the way of that layer's misses, unless it is one of them.
-  const double copy = lanes.link_seconds_per_expert;
-  const double done = std::min(copy, std::max(0.0, chance.deadline - chance.start));
-  GuestSlots::Guess guess{key, kNoSlot, static_cast<std::int32_t>(arm), std::min(done, MissSeconds(lanes)),
-                          0.0};
-  const double into_layer = std::fmod(chance.start, chance.next_layer);
-  const double overlap = std::min(copy, std::max(0.0, into_layer + copy - chance.next_layer));
-  const bool is_next = chance.deadline <= chance.next_layer;
-  const double in_the_way = overlap * miss_share_ * (is_next ? 1.0 - probability : 1.0);
-  if (probability * guess.saves <= in_the_way) {
-    return false;
-  }
-  guess.slot = SlotForGuess();
-  if (guess.slot == kNoSlot) {
-    return false;
-  }
-  const std::optional<base::ExpertKey> victim = residency().device().KeyIn(guess.slot);
-  const double lost = victim.has_value() ? ReusePerStep(*victim) : 0.0;
-  guess.costs = lost * MissSeconds(lanes);
-  if (probability * guess.saves <= in_the_way + guess.costs) {
-    return false;
-  }
-  latest_arm_ = guess.distance;
-  orders_.push_back({key, base::Tier::kDevice, guess.slot, base::CopyReason::kPrefetch});
-  Place(key, guess.slot);
-  guests_.Add(guess);
-  ++orders_in_layer_;
-  ++report_.distances[arm].guesses;
-  return true;
-}
-
-std::int32_t HubDirector::SlotForGuess() {
-  if (residency().device().FreeSlot() != kNoSlot) {
-    return residency().device().FreeSlot();
-  }
-  if (!guests_.full()) {
-    return SlotFor(std::numeric_limits<double>::infinity());
-  }
-  std::int32_t lowest = kNoSlot;
-  for (const std::int32_t slot : guests_.idle()) {
-    const bool may = !needed().Contains(*residency().device().KeyIn(slot));
-    if (may && (lowest == kNoSlot || WorthOfSlot(slot) < WorthOfSlot(lowest))) {
-      lowest = slot;
-    }
-  }
-  return lowest;
-}
-
-void HubDirector::HintPrompt(absl::Span<const base::TokenId> tokens) {
-  if (!tokens.empty()) {
-    std::fill(hints_.begin(), hints_.end(), 0.0F);
-    forecaster_->Hint(tokens);
-  }
-}
-
-// The prompt's first chunk comes with the next step at the earliest: what it needs of the layer that has just
-// run has a whole cycle to arrive.
-void HubDirector::UseHint(std::int32_t layer, const api::LaneState& lanes) {
-  const Demand* demand = forecaster_->TakeHint(layer);
-  if (demand == nullptr) {
-    return;
-  }
-  for (std::size_t e = 0; e < wanted_.size(); ++e) {
-    const base::ExpertKey key{layer, static_cast<std::int32_t>(e)};
-    const float rows = demand->expected_rows[e] >= kLeastHint ? demand->expected_rows[e] : 0.0F;
-    hints_[shape().Index(key)] = rows;
-    wanted_[e] = residency().device().SlotOf(key) == kNoSlot && !needed().Contains(key) ? rows : 0.0F;
-  }
-  MostLikely(wanted_, shape().num_experts, &likely_);
-  const bool idle = lanes.link_queue_seconds <= 0.0 && lanes.queued_guesses == 0 && orders_in_layer_ == 0;
-  if (idle && !likely_.empty() && guesses_left_ > 0) {
-    const base::ExpertKey key{layer, likely_.front()};
-    const double cycle = LayerSeconds(lanes) * static_cast<double>(shape().moe_layers.size());
-    const double p = std::min(1.0, static_cast<double>(wanted_[static_cast<std::size_t>(key.expert)]));
-    if (prefetch_judge_.Allowed(0, 1) > 0 &&
-        Guess(key, p, 0, {LinkStart(lanes), LayerSeconds(lanes), cycle}, lanes)) {
-      ++report_.hinted;
-    }
-  }
-}
-
-void HubDirector::Promote(std::int32_t layer) {
-  const auto most = static_cast<std::int32_t>(parameters_.promotions);
-  if (residency().pinned().num_slots() == 0 || most == 0) {
-    return;
-  }
-  for (std::int32_t expert = 0; expert < shape().num_experts; ++expert) {
-    const base::ExpertKey key{layer, expert};
-    const bool below =
-        residency().device().SlotOf(key) == kNoSlot && residency().pinned().SlotOf(key) == kNoSlot;
-    wanted_[static_cast<std::size_t>(expert)] = below ? static_cast<float>(PinnedValue(key)) : 0.0F;
-  }
-  MostLikely(wanted_, std::min(most, shape().num_experts), &likely_);
-  rising_.clear();
-  for (const std::int32_t expert : likely_) {
-    rising_.push_back({layer, expert});
-  }
-  promoter_.Promote(
-      rising_, most, needed(), [this](base::ExpertKey key) { return PinnedValue(key); }, &orders_);
-}
-
 // --- measurements, state ---
 
-void HubDirector::ObserveStepTime(double seconds, double stall_seconds) {
-  if (!(seconds > 0.0) || !(stall_seconds >= 0.0) || !std::isfinite(seconds)) {
+void HubDirector::ObserveStepTime(const api::StepTimes& times) {
+  if (!(times.step > 0.0) || !(times.stall >= 0.0) || !std::isfinite(times.step)) {
     return;
   }
-  plan_judge_.Measured(stall_seconds);
-  costs_.ObserveStep(num_step_rows_, seconds);
+  plan_judge_.Measured(times.stall);
+  costs_.ObserveStep(num_step_rows_, times.step);
+  lookahead_.Observe(times.step, times.look_ahead);
+  const double net = prefetch_judge_.net_seconds();
+  score_judge_.Observe(times.look_ahead, net - std::exchange(net_seconds_, net), times.stall);
   const double layer =
-      std::max(0.0, seconds - stall_seconds) / static_cast<double>(shape().moe_layers.size());
+      std::max(0.0, times.step - times.stall) / static_cast<double>(shape().moe_layers.size());
   layer_seconds_ = layer_seconds_ > 0.0 ? layer_seconds_ * kLayerFade + layer * (1.0 - kLayerFade) : layer;
 }
 
@@ -541,13 +317,16 @@ HubReport HubDirector::report() const {
     distance.right = prefetch_judge_.num_right(arm);
     distance.wrong = prefetch_judge_.num_wrong(arm);
   }
-  const auto reach = static_cast<std::size_t>(std::max(1.0, parameters_.look_ahead));
+  const auto reach = static_cast<std::size_t>(std::max(1, lookahead_.width()));
   for (std::size_t arm = 0; arm <= reach; ++arm) {
     report.prefetching = report.prefetching || (parameters_.prefetch_depth > 0.0 && prefetch_judge_.on(arm));
   }
   report.fallen_back = plan_judge_.fallen_back();
   report.copies_all = plan_judge_.fallen_back() && plan_judge_.kind() == SplitKind::kCopyOnly;
   report.fallbacks = plan_judge_.num_fallbacks();
+  report.look_ahead = lookahead_.width();
+  report.most_look_ahead = static_cast<std::int32_t>(parameters_.look_ahead);
+  report.predictor_on_thread = forecaster_->on_own_thread();
   report.late_forecasts = forecaster_->num_late();
   report.dropped_observations = forecaster_->num_dropped();
   return report;

@@ -19,6 +19,7 @@
 #include "scheduler/routing/guest_slots.h"
 #include "scheduler/routing/hub_report.h"
 #include "scheduler/routing/hub_step_costs.h"
+#include "scheduler/routing/lookahead_budget.h"
 #include "scheduler/routing/parameters.h"
 #include "scheduler/routing/pinned_promoter.h"
 #include "scheduler/routing/plan_judge.h"
@@ -26,6 +27,7 @@
 #include "scheduler/routing/pooled_director.h"
 #include "scheduler/routing/prefetch_judge.h"
 #include "scheduler/routing/row_predictor.h"
+#include "scheduler/routing/score_judge.h"
 #include "scheduler/routing/split_planner.h"
 #include "scheduler/routing/tier_shape.h"
 
@@ -48,7 +50,7 @@ class HubDirector final : public PooledDirector {
   void ObserveLookahead(const api::LookaheadObservation& observation) override;
   void OnVacated(base::Tier tier, std::int32_t slot, base::ExpertKey key, bool usable) override;
   void HintPrompt(absl::Span<const base::TokenId> tokens) override;
-  void ObserveStepTime(double seconds, double stall_seconds) override;
+  void ObserveStepTime(const api::StepTimes& times) override;
 
   HubReport report() const;
   // The composer's numbers; lives as long as the director.
@@ -71,6 +73,9 @@ class HubDirector final : public PooledDirector {
   void Placed(base::ExpertKey key, const Residency::Moved& moved) override;
 
  private:
+  // Once prefetch is off for every distance, scores are asked for in one step of so many.
+  static constexpr std::uint64_t kStepsPerProbe = 32;
+
   struct Row {
     std::size_t index = 0;  // in the step
     base::TokenId token = 0;
@@ -80,6 +85,7 @@ class HubDirector final : public PooledDirector {
     double start = 0.0;       // when the link is free for it
     double next_layer = 0.0;  // when misses of the next layer want the link
     double deadline = 0.0;    // when the copy is needed
+    double worth = 0.0;       // by how much its layer ends sooner if it is there and needed
   };
 
   double PinnedValue(base::ExpertKey key) const;
@@ -98,6 +104,8 @@ class HubDirector final : public PooledDirector {
   void Promote(std::int32_t layer);
   double LinkStart(const api::LaneState& lanes) const;
   double MissSeconds(const api::LaneState& lanes) const;
+  // Seconds by which a layer of so many experts ends sooner with one miss less than `misses`.
+  double SavedByOneLess(double misses, double experts, const api::LaneState& lanes) const;
   double LayerSeconds(const api::LaneState& lanes) const;
   std::int32_t RoomForGuesses(const api::LaneState& lanes) const;
   const Demand& NextStepDemand(std::int32_t target);
@@ -112,6 +120,8 @@ class HubDirector final : public PooledDirector {
   SplitPlanner planner_;
   PlanJudge plan_judge_;
   PrefetchJudge prefetch_judge_;
+  ScoreJudge score_judge_;
+  LookaheadBudget lookahead_;
   GuestSlots guests_;
   PinnedPromoter promoter_;
   HubStepCosts costs_;
@@ -128,8 +138,10 @@ class HubDirector final : public PooledDirector {
   std::int32_t guesses_left_ = 0;
   // The distance of the latest guess, until a layer's misses have been decided; -1: none since.
   std::int32_t latest_arm_ = -1;
+  base::ExpertKey latest_guess_;
 
   double miss_share_ = 1.0;     // of layers that had to copy something at once
+  double net_seconds_ = 0.0;    // of the judge of prefetch, when the last step ended
   double layer_seconds_ = 0.0;  // measured time between two layers' misses, without stalls; 0: not known
   std::vector<float> hints_;    // [num_keys]: rows of a waiting prompt
   std::vector<base::ExpertKey> host_served_;  // of the layer at hand

@@ -15,12 +15,15 @@ struct HubReport {
     std::uint64_t guesses = 0, right = 0, wrong = 0;
   };
   std::array<Distance, PrefetchJudge::kNumDistances> distances{};
-  bool prefetching = false;       // at least one distance is on and prefetch is not switched off
-  std::uint64_t kept_behind = 0;  // misses that the host computed and that were copied after their layer
-  std::uint64_t hinted = 0;       // orders that a waiting prompt asked for
-  bool fallen_back = false;       // misses are served by a static plan, since the split measured worse
-  bool copies_all = false;        // of these: all copied; otherwise all on the host
-  std::uint64_t fallbacks = 0;    // times that began
+  bool prefetching = false;          // at least one distance is on and prefetch is not switched off
+  std::uint64_t kept_behind = 0;     // misses that the host computed and that were copied after their layer
+  std::uint64_t hinted = 0;          // orders that a waiting prompt asked for
+  bool fallen_back = false;          // misses are served by a static plan, since the split measured worse
+  bool copies_all = false;           // of these: all copied; otherwise all on the host
+  std::uint64_t fallbacks = 0;       // times that began
+  std::int32_t look_ahead = 0;       // layers that routers are applied ahead, at present
+  std::int32_t most_look_ahead = 0;  // and by the setting; guesses reach this far, but 1 at least
+  bool predictor_on_thread = false;  // of its own: set so, or since it took too long on the engine's
   std::uint64_t late_forecasts = 0;
   std::uint64_t dropped_observations = 0;
   bool warm = false;  // the state of an earlier run was taken over

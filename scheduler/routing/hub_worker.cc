@@ -36,13 +36,14 @@ struct Published {
 
 class HubWorker final : public DemandForecaster {
  public:
-  HubWorker(const TierShape& shape, std::unique_ptr<RowPredictor> predictor, std::int32_t look_ahead)
+  HubWorker(const TierShape& shape, std::shared_ptr<RowPredictor> predictor, std::int32_t look_ahead)
       : num_experts_(static_cast<std::size_t>(shape.num_experts)),
-        look_ahead_(look_ahead),
         moe_layers_(shape.moe_layers),
         next_(static_cast<std::size_t>(shape.num_layers), -1),
         predictor_(std::move(predictor)),
         probabilities_(kMaxForecastRows * num_experts_),
+        scores_come_(look_ahead > 0),
+        scores_came_(look_ahead > 0),
         mailbox_(kMailboxSize),
         published_(static_cast<std::size_t>(shape.num_layers)),
         hints_(published_.size()) {
@@ -114,6 +115,7 @@ class HubWorker final : public DemandForecaster {
 
   std::uint64_t num_late() const override { return num_late_; }
   std::uint64_t num_dropped() const override { return num_dropped_; }
+  bool on_own_thread() const override { return true; }
 
   void Append(std::vector<std::uint8_t>* bytes) override {
     const base::MutexLock lock(&mutex_);
@@ -197,17 +199,19 @@ class HubWorker final : public DemandForecaster {
     switch (message.kind) {
       case Kind::kBeginStep:
         num_rows_ = message.ids.size();
+        scores_come_ = std::exchange(scores_came_, false);
         predictor_->BeginStep(message.ids);
         MakeForecast(message, moe_layers_.front());
         break;
       case Kind::kObserve:
         predictor_->Observe(message.layer, message.ids);
-        if (look_ahead_ == 0) {
+        if (!scores_come_) {
           MakeForecast(message, next_[static_cast<std::size_t>(message.layer)]);
         }
         MakeHint(message.layer);
         break;
       case Kind::kLookahead:
+        scores_came_ = true;
         predictor_->ObserveLookahead(message.layer, message.target, message.logits);
         MakeForecast(message, message.target);
         break;
@@ -248,17 +252,18 @@ class HubWorker final : public DemandForecaster {
 
   // Constant.
   const std::size_t num_experts_;
-  const std::int32_t look_ahead_;
   const std::vector<std::int32_t> moe_layers_;
   std::vector<std::int32_t> next_;  // [num_layers]: the MoE layer after; -1: none
 
   // Of the worker thread (Append and Restore: while it is idle).
-  const std::unique_ptr<RowPredictor> predictor_;
+  const std::shared_ptr<RowPredictor> predictor_;
   std::vector<float> probabilities_;
   Demand made_;
   std::vector<base::TokenId> hint_tokens_;
   std::size_t hints_left_ = 0;
   std::size_t num_rows_ = 0;
+  bool scores_come_;  // there will be scores in this step, going by the one before
+  bool scores_came_;  // in this step
 
   // Of the engine thread.
   bool dropping_ = false;
@@ -288,7 +293,7 @@ class HubWorker final : public DemandForecaster {
 }  // namespace
 
 std::unique_ptr<DemandForecaster> MakeHubWorker(const TierShape& shape,
-                                                std::unique_ptr<RowPredictor> predictor,
+                                                std::shared_ptr<RowPredictor> predictor,
                                                 std::int32_t look_ahead) {
   return std::make_unique<HubWorker>(shape, std::move(predictor), look_ahead);
 }

@@ -16,9 +16,10 @@ namespace comoe::routing {
 // before, or its scores, come in; one that is not there when it is asked for counts as late, and the one
 // before is given. Ending it waits for the predictor's call at hand.
 //
-// `look_ahead`: 0 if there will be no scores, so that forecasts are made from the routing alone.
+// `look_ahead`: 0 if there will be no scores in the first step. In a step after one that had none, forecasts
+// are made from the routing alone.
 std::unique_ptr<DemandForecaster> MakeHubWorker(const TierShape& shape,
-                                                std::unique_ptr<RowPredictor> predictor,
+                                                std::shared_ptr<RowPredictor> predictor,
                                                 std::int32_t look_ahead);
 
 }  // namespace comoe::routing

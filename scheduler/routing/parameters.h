@@ -24,7 +24,9 @@ struct HubParameters {
   double decay = 0.97;
   double top_k_multiple = 2;
   double cut_off = 0.5;
+  double byte_price = 1;
   double look_ahead = 2;
+  double look_ahead_limit = 0.02;
   double prefetch_depth = 4;
   double guess_slots = 8;
   double bytes_in_flight = 64.0 * 1024 * 1024;
@@ -33,7 +35,7 @@ struct HubParameters {
   double pinned_share = 1;
   double admission = 1;
   double prediction_interval = 1;
-  double predictor_thread = 0;
+  double predictor_thread = 2;
   double token_table_bytes = 16.0 * 1024 * 1024;
   double reuse_weight = 1;
   double hysteresis = 0.05;

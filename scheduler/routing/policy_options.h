@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "scheduler/routing/parameters.h"
@@ -29,6 +30,9 @@ struct PolicyOptions {
 
   // `hub`:
   HubParameters hub = ModeParameters(HubMode::kLatency);
+  // Seconds of a clock that runs while the predictor does: predictor_thread 2 goes by it. Empty: time is
+  // virtual, and the predictor stays where it is.
+  std::function<double()> clock;
   std::uint64_t expert_bytes = 0;  // of a blob; 0: not known, and no bound on bytes in flight
 };
 

@@ -30,6 +30,7 @@ std::int32_t PrefetchJudge::Allowed(std::size_t distance, std::int32_t wanted) {
 void PrefetchJudge::Outcome(std::size_t distance, bool right, double saved_seconds, double lost_seconds) {
   Arm& arm = arms_[distance];
   (right ? arm.num_right : arm.num_wrong) += 1;
+  net_seconds_ += distance > 0 ? saved_seconds - lost_seconds : 0.0;
   // A probe counts more: there are few of them.
   const double fade = arm.on ? kFade : 0.9;
   arm.saved = arm.saved * fade + saved_seconds;

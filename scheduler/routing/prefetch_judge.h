@@ -25,7 +25,13 @@ class PrefetchJudge {
   void Outcome(std::size_t distance, bool right, double saved_seconds, double lost_seconds);
 
   // Certain copies found a guess of that distance on the link and waited for it so long.
-  void HeldUp(std::size_t distance, double seconds) { arms_[distance].lost += seconds; }
+  void HeldUp(std::size_t distance, double seconds) {
+    arms_[distance].lost += seconds;
+    net_seconds_ -= distance > 0 ? seconds : 0.0;
+  }
+
+  // Seconds that guesses of layers in the same step have saved so far, less what they cost.
+  double net_seconds() const { return net_seconds_; }
 
   bool on(std::size_t distance) const { return arms_[distance].on; }
   double precision(std::size_t distance) const;
@@ -45,6 +51,7 @@ class PrefetchJudge {
 
   const double hysteresis_;
   std::array<Arm, kNumDistances> arms_{};
+  double net_seconds_ = 0.0;
 };
 
 }  // namespace comoe::routing

@@ -30,9 +30,13 @@ SequenceProfiles::SequenceProfiles(const TierShape& shape, double window, std::s
   chosen_.reserve(kMostChosen);
 }
 
+// Whoever is asked for next mostly lies behind who was found last: the rows of a step keep their order.
 std::size_t SequenceProfiles::Find(base::SequenceId sequence) const {
-  for (std::size_t i = 0; i < profiles_.size(); ++i) {
+  std::size_t i = found_;
+  for (std::size_t n = 0; n < profiles_.size(); ++n) {
+    i = i + 1 < profiles_.size() ? i + 1 : 0;
     if (profiles_[i].used && profiles_[i].sequence == sequence) {
+      found_ = i;
       return i;
     }
   }
@@ -61,8 +65,7 @@ void SequenceProfiles::Observe(base::SequenceId sequence, std::int32_t layer,
   if (!samples(layer)) {
     return;
   }
-  chosen_.clear();
-  std::fill(left_.begin(), left_.end(), 1.0F);
+  ForgetChosen();
   const auto i = static_cast<std::size_t>(index_[static_cast<std::size_t>(layer)]);
   Profile& profile = FindOrReplace(sequence);
   profile.last_seen = ++clock_;
@@ -78,6 +81,13 @@ void SequenceProfiles::Observe(base::SequenceId sequence, std::int32_t layer,
   profile.rows[i] += profile.unit;
   for (const std::int32_t expert : experts) {
     profile.uses[i * num_experts_ + static_cast<std::size_t>(expert)] += profile.unit;
+  }
+}
+
+void SequenceProfiles::ForgetChosen() {
+  if (!chosen_.empty()) {
+    chosen_.clear();
+    std::fill(left_.begin(), left_.end(), 1.0F);
   }
 }
 
@@ -100,8 +110,7 @@ double SequenceProfiles::AddedDemand(absl::Span<const base::SequenceId> chosen, 
   const bool goes_on =
       chosen.size() >= chosen_.size() && std::equal(chosen_.begin(), chosen_.end(), chosen.begin());
   if (!goes_on) {
-    chosen_.clear();
-    std::fill(left_.begin(), left_.end(), 1.0F);
+    ForgetChosen();
   }
   for (const base::SequenceId sequence : chosen.subspan(chosen_.size())) {
     Choose(sequence);

@@ -42,6 +42,7 @@ class SequenceProfiles {
   std::size_t Find(base::SequenceId sequence) const;
   Profile& FindOrReplace(base::SequenceId sequence);
   void Choose(base::SequenceId sequence);
+  void ForgetChosen();
 
   const std::size_t num_experts_;
   const double experts_per_token_;
@@ -51,6 +52,7 @@ class SequenceProfiles {
   std::size_t num_sampled_ = 0;
   std::vector<Profile> profiles_;
   std::uint64_t clock_ = 0;
+  mutable std::size_t found_ = 0;         // among profiles_, latest
   std::vector<base::SequenceId> chosen_;  // what left_ is about
   std::vector<float> left_;               // [sampled layers, E]: probability that none of chosen_ needs it
 };

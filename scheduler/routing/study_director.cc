@@ -171,6 +171,33 @@ class PredictorWalk {
   std::vector<float> demand_;
 };
 
+// Forced guesses of a step. They are those of all rows together: the first row stands for the others.
+class ForcedPredictor final : public RowPredictor {
+ public:
+  ForcedPredictor(const Trace& trace, GuessSource guesses, double accuracy)
+      : layers_(trace.header.moe_layers), guesses_(std::move(guesses)), accuracy_(accuracy) {}
+
+  absl::string_view name() const override { return "forced"; }
+  void BeginStep(absl::Span<const base::TokenId> /*tokens*/) override { ++step_; }
+  void Observe(std::int32_t /*layer*/, absl::Span<const std::int32_t> /*experts*/) override {}
+  void Forecast(std::int32_t target, absl::Span<float> probabilities) override {
+    std::fill(probabilities.begin(), probabilities.end(), 0.0F);
+    const auto found = std::find(layers_.begin(), layers_.end(), target);
+    guessed_.clear();
+    guesses_(step_, static_cast<std::size_t>(found - layers_.begin()), &guessed_);
+    for (const std::int32_t expert : guessed_) {
+      probabilities[static_cast<std::size_t>(expert)] = static_cast<float>(accuracy_);
+    }
+  }
+
+ private:
+  const std::vector<std::int32_t> layers_;
+  const GuessSource guesses_;
+  const double accuracy_;
+  std::int64_t step_ = -1;
+  std::vector<std::int32_t> guessed_;
+};
+
 }  // namespace
 
 GuessSource PredictedGuesses(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
@@ -215,6 +242,12 @@ GuessSource ForcedGuesses(const Trace& trace, const std::vector<std::vector<Repl
       experts->push_back(expert);
     }
   };
+}
+
+std::unique_ptr<RowPredictor> MakeForcedPredictor(const Trace& trace,
+                                                  const std::vector<std::vector<ReplayRow>>& steps,
+                                                  double accuracy, std::uint64_t seed) {
+  return std::make_unique<ForcedPredictor>(trace, ForcedGuesses(trace, steps, accuracy, seed), accuracy);
 }
 
 LookaheadSource ForcedLookahead(const Trace& trace, double accuracy, std::uint64_t seed) {

@@ -33,6 +33,11 @@ GuessSource ForcedGuesses(const Trace& trace, const std::vector<std::vector<Repl
 // be empty. Trace, steps and predictor outlive it.
 GuessSource PredictedGuesses(const Trace& trace, const std::vector<std::vector<ReplayRow>>& steps,
                              LookaheadSource lookahead, std::int32_t width, RowPredictor* predictor);
+// Forced guesses as the forecasts of a policy that has a predictor of its own: each is forecast with the
+// probability `accuracy`, all else with 0. Asked step after step. Trace and steps outlive it.
+std::unique_ptr<RowPredictor> MakeForcedPredictor(const Trace& trace,
+                                                  const std::vector<std::vector<ReplayRow>>& steps,
+                                                  double accuracy, std::uint64_t seed);
 // Forced guesses as look-ahead scores, for policies that read those: of each row's experts each stands out
 // with that probability, or else a wrong one in its place.
 LookaheadSource ForcedLookahead(const Trace& trace, double accuracy, std::uint64_t seed);

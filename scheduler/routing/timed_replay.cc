@@ -122,7 +122,7 @@ absl::Status TimedReplayer::Step(absl::Span<const ReplayRow> rows) {
   }
   director_.EndStep();
   totals_.seconds += now_ - began;
-  director_.ObserveStepTime(now_ - began, totals_.stall_seconds - stalled);
+  director_.ObserveStepTime({now_ - began, totals_.stall_seconds - stalled, 0.0});
   return absl::OkStatus();
 }
 

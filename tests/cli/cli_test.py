@@ -118,7 +118,8 @@ class Errors(unittest.TestCase):
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--max-tokens", "0"], "--max-tokens")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--temperature", "nan"], "temperature")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--top-p", "0"], "top_p")
-        self.check(["generate", "--model", DEMO, "--prompt", "x", "--device", "cuda"], "cuda", "supported")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--device", "cuda", "--cuda-plugin",
+                    "/nowhere/libcomoe_cuda.so"], "the CUDA plugin cannot be loaded", "/nowhere/libcomoe_cuda.so")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--policy", "lru"], "lru", "resident")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--expert-cache-fraction", "0.5"], "tiers")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--kv-bytes", "lots"], "lots", "GiB")

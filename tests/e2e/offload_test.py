@@ -24,8 +24,14 @@ CONSTANT = {"comoe_device_memory_bytes", "comoe_host_pinned_bytes", "comoe_exper
             "comoe_expert_cache_bytes", "comoe_expert_cache_entries", "comoe_expert_copy_rate_bytes_per_second"}
 
 
-def documented_families():
-    text = (harness.ROOT / "docs/METRICS.md").read_text().partition("## Experts in tiers")[2]
+# Of the hub: what a short, undisturbed run without a host lane has no reason to move.
+HUB_UNMOVED = {"comoe_hub_dropped_observations_total", "comoe_hub_fallback_active", "comoe_hub_fallbacks_total",
+               "comoe_hub_late_forecasts_total", "comoe_hub_kept_behind_total", "comoe_hub_prefetch_on",
+               "comoe_hub_prefetching", "comoe_hub_look_ahead_layers", "comoe_hub_warm", "comoe_hub_hinted_orders_total"}
+
+
+def documented_families(section):
+    text = (harness.ROOT / "docs/METRICS.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     return {name: kind for name, kind in re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE)}
 
 
@@ -89,7 +95,7 @@ class OffloadTest(unittest.TestCase):
             generate_all(server)
             metrics = server.metrics()
             after = family_sums(metrics)
-            families = documented_families()
+            families = documented_families("Experts in tiers")
             self.assertGreater(len(families), 15)
             for name, kind in families.items():
                 total = name + ("_count" if kind == "histogram" else "")
@@ -98,7 +104,7 @@ class OffloadTest(unittest.TestCase):
                     self.assertGreater(after[name], 0, name)
                 elif name not in UNMOVED:
                     self.assertNotEqual(after[total], before[total], name)
-            exposed = {name for name in re.findall(r"^# TYPE (comoe_(?:expert|device|host|slow)\w+) ", server.scrape(),
+            exposed = {name for name in re.findall(r"^# TYPE (comoe_(?:expert|device|director|host|slow|hub)\w+) ", server.scrape(),
                                                    re.MULTILINE)}
             self.assertEqual(exposed, set(families))
             self.check_sums(metrics, after)
@@ -110,6 +116,31 @@ class OffloadTest(unittest.TestCase):
                         if not line.startswith("exposer_")]
                 self.assertEqual(ours, [])
 
+    def test_what_the_hub_does_is_in_metrics(self):
+        """And what it learnt in one run is there in the next."""
+        with tempfile.TemporaryDirectory() as folder:
+            state = os.path.join(folder, "hub")
+            hub = (*TIERS[:-1], "4", "--policy", "hub", "--hub-state", state, "--pinned-bytes", "4MiB")
+            with Server(*hub) as server:
+                before = family_sums(server.metrics())
+                self.assertEqual(before["comoe_hub_warm"], 0)
+                generate_all(server)  # sixteen, of which four at a time have a place: the others wait, and are hinted
+                metrics = server.metrics()
+                after = family_sums(metrics)
+                families = documented_families("The routing hub")
+                self.assertGreater(len(families), 10)
+                for name in families:
+                    self.assertIn(name, after)
+                    if name not in HUB_UNMOVED:
+                        self.assertNotEqual(after[name], before[name], name)
+                exposed = set(re.findall(r"^# TYPE (comoe_hub\w+) ", server.scrape(), re.MULTILINE))
+                self.assertEqual(exposed, set(families))
+                self.assertGreater(metrics['comoe_device_compute_seconds_total{stage="look_ahead"}'], 0)
+                self.assertLessEqual(after["comoe_hub_guess_outcomes_total"], after["comoe_hub_guesses_total"])
+                self.assertIn(metrics["comoe_hub_look_ahead_layers"], (0, 1, 2))
+            with Server(*hub) as server:
+                self.assertEqual(server.metrics()["comoe_hub_warm"], 1)
+
     def check_sums(self, metrics, sums):
         def lookups(tier, result):
             return metrics[f'comoe_expert_lookups_total{{result="{result}",tier="{tier}"}}']
@@ -118,6 +149,8 @@ class OffloadTest(unittest.TestCase):
         self.assertEqual(lookups("pinned", "hit") + lookups("pinned", "miss"), lookups("device", "miss"))
         self.assertEqual(lookups("host", "hit"), lookups("pinned", "miss"))
         self.assertAlmostEqual(sums["comoe_device_seconds_total"], sums["comoe_device_wall_seconds_total"], delta=1e-6)
+        self.assertAlmostEqual(sums["comoe_device_compute_seconds_total"],
+                               metrics['comoe_device_seconds_total{kind="compute"}'], delta=1e-6)
         prefetched = metrics['comoe_expert_transfer_bytes_total{direction="h2d",reason="prefetch"}']
         self.assertEqual(sums["comoe_expert_prefetch_bytes_total"] + sums["comoe_expert_prefetch_pending_bytes"],
                          prefetched)

@@ -103,6 +103,9 @@ absl::StatusOr<api::StepResult> FakeEngine::Step(const api::StepPlan& plan) {
   CheckPlan(plan);
   const std::int64_t step = num_steps_++;
   WaitUntilPermitted();
+  if (!health_.ok()) {
+    return health_;
+  }
   const auto failure = failures_.find(step);
   if (failure != failures_.end()) {
     for (const api::PlanSpan& span : plan.spans) {
@@ -138,6 +141,18 @@ absl::StatusOr<api::StepResult> FakeEngine::Step(const api::StepPlan& plan) {
     result.spans.push_back(std::move(answer));
   }
   return result;
+}
+
+void FakeEngine::HintPrompt(absl::Span<const base::TokenId> tokens) {
+  base::MutexLock lock(&mutex_);
+  if (keep_plans_) {
+    hints_.push_back({num_steps_, {tokens.begin(), tokens.end()}});
+  }
+}
+
+std::vector<FakeEngine::Hint> FakeEngine::hints() const {
+  base::MutexLock lock(&mutex_);
+  return hints_;
 }
 
 void FakeEngine::WaitUntilPermitted() {
@@ -358,6 +373,16 @@ absl::StatusOr<api::StateSnapshot> FakeEngine::Snapshot(const std::vector<api::G
 absl::Status FakeEngine::Restore(const api::StateSnapshot& /*snapshot*/,
                                  const std::vector<api::GroupState>& /*groups*/) {
   return absl::UnimplementedError("the fake engine takes no snapshots");
+}
+
+void FakeEngine::Lose(absl::Status status) {
+  base::MutexLock lock(&mutex_);
+  health_ = std::move(status);
+}
+
+absl::Status FakeEngine::health() const {
+  base::MutexLock lock(&mutex_);
+  return health_;
 }
 
 void FakeEngine::FailStep(std::int64_t n, absl::Status status) {

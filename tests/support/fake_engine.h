@@ -48,6 +48,8 @@ class FakeEngine final : public api::Engine {
   const api::ModelInfo& model_info() const override { return model_info_; }
   const api::EngineCapacity& capacity() const override { return capacity_; }
   absl::StatusOr<api::StepResult> Step(const api::StepPlan& plan) override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status health() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  void HintPrompt(absl::Span<const base::TokenId> tokens) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Truncate(base::SequenceId sequence, std::int64_t num_tokens) override;
   absl::StatusOr<api::StateSnapshot> Snapshot(const std::vector<api::GroupState>& groups,
                                               std::int64_t num_tokens) override;
@@ -56,6 +58,9 @@ class FakeEngine final : public api::Engine {
 
   // The n-th step to begin from now (0: the next) fails, having written rubbish where its rows go.
   void FailStep(std::int64_t n, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The step after which it cannot go on: that one and all later ones fail.
+  void Lose(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // In the next step that has so many spans, that one fails and no other, having written rubbish.
   void FailSpan(std::size_t index, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -67,6 +72,12 @@ class FakeEngine final : public api::Engine {
   // Blocks until a step waits; false if none does within `timeout`.
   bool WaitHeld(absl::Duration timeout = absl::Seconds(60)) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // What was told of prompts that wait, and before which step.
+  struct Hint {
+    std::int64_t step = 0;
+    std::vector<base::TokenId> tokens;
+  };
+  std::vector<Hint> hints() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<api::StepPlan> plans() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::int64_t num_steps() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What was wrong with the plans, a line each.
@@ -108,11 +119,13 @@ class FakeEngine final : public api::Engine {
   // What a windowed group no longer holds, for the hash: tokens of each sequence by position.
   absl::flat_hash_map<base::SequenceId, std::vector<base::TokenId>> histories_ ABSL_GUARDED_BY(mutex_);
   std::vector<api::StepPlan> plans_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Hint> hints_ ABSL_GUARDED_BY(mutex_);
   bool keep_plans_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<std::string> violations_ ABSL_GUARDED_BY(mutex_);
   std::int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t failing_span_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status span_failure_ ABSL_GUARDED_BY(mutex_);                                 // OK: none is to fail
+  absl::Status span_failure_ ABSL_GUARDED_BY(mutex_);  // OK: none is to fail
+  absl::Status health_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::int64_t, absl::Status> failures_ ABSL_GUARDED_BY(mutex_);  // by step
   bool holding_ ABSL_GUARDED_BY(mutex_) = false;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;  // a step waits

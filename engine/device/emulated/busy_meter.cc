@@ -79,6 +79,10 @@ void BusyMeter::Settle(Ticks until) {
     stall_sum_.values[e] += stalls_.values[e].Before(until);
     stalls_.values[e].Drop(until);
   }
+  for (std::size_t s = 0; s < base::kNumStageKinds; ++s) {
+    stage_sum_.values[s] += stages_.values[s].Before(until);
+    stages_.values[s].Drop(until);
+  }
   compute_sum_ += compute_.Before(until);
   compute_.Drop(until);
   host_lane_sum_ += host_lane_.Before(until);
@@ -88,6 +92,9 @@ void BusyMeter::Settle(Ticks until) {
 DeviceTimes BusyMeter::times() const {
   DeviceTimes times;
   times.compute = ToSeconds(compute_sum_);
+  for (std::size_t s = 0; s < base::kNumStageKinds; ++s) {
+    times.compute_stages.values[s] = ToSeconds(stage_sum_.values[s]);
+  }
   times.host_lane = ToSeconds(host_lane_sum_);
   for (std::size_t d = 0; d < base::kNumCopyDirections; ++d) {
     times.copy_busy.values[d] = ToSeconds(busy_sum_.values[d]);

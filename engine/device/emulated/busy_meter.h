@@ -35,7 +35,10 @@ class BusySpans {
 class BusyMeter {
  public:
   // What is added later begins at the last Settle's time at the earliest.
-  void AddCompute(Ticks begin, Ticks end) { compute_.Add(begin, end); }
+  void AddCompute(base::StageKind stage, Ticks begin, Ticks end) {
+    compute_.Add(begin, end);
+    stages_[stage].Add(begin, end);
+  }
   void AddHostLane(Ticks begin, Ticks end) { host_lane_.Add(begin, end); }
   void AddCopy(base::CopyDirection direction, Ticks begin, Ticks end) { copies_[direction].Add(begin, end); }
   void AddStall(base::WaitEdge edge, Ticks begin, Ticks end) { stalls_[edge].Add(begin, end); }
@@ -47,11 +50,13 @@ class BusyMeter {
 
  private:
   BusySpans compute_;
+  base::PerKind<BusySpans, base::kNumStageKinds> stages_;  // of compute_
   BusySpans host_lane_;
   base::PerKind<BusySpans, base::kNumCopyDirections> copies_;
   base::PerKind<BusySpans, base::kNumWaitEdges> stalls_;
 
   Ticks compute_sum_ = 0;
+  base::PerKind<Ticks, base::kNumStageKinds> stage_sum_;
   Ticks host_lane_sum_ = 0;
   base::PerKind<Ticks, base::kNumCopyDirections> busy_sum_;
   base::PerKind<Ticks, base::kNumCopyDirections> overlap_sum_;

@@ -115,6 +115,9 @@ absl::StatusOr<std::unique_ptr<Device>> MakeEmulatedDevice(EmulatedOptions optio
   if (options.threads < 1) {
     return absl::InvalidArgumentError(absl::StrCat("emulated: ", options.threads, " compute threads"));
   }
+  if (options.real_clock && options.serial != EmulatedSerial::kNone) {
+    return absl::InvalidArgumentError("emulated: streams in one order are for the virtual clock");
+  }
   return options.real_clock ? MakeRealDevice(std::move(options)) : MakeVirtualDevice(std::move(options));
 }
 

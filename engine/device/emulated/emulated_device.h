@@ -5,8 +5,8 @@
 //  - The clock is the calling thread's, and moves only while that blocks: in Synchronize of a stream or an
 //    event, and in a copy from or to pageable memory. All else the host does takes no time. Polling Done()
 //    moves nothing.
-//  - Each stream works in order, from when work is queued. A direction of the link moves one copy at a time,
-//    in the order in which they were queued.
+//  - Each stream works in order, from when work is queued. A direction of the link moves one copy at a time:
+//    of those whose stream has come to them, the one that was queued first.
 //  - The bytes of a copy move when somebody may see them: when an event behind it is waited for, when its
 //    stream is synchronised or runs a kernel, or when the clock passes its end. Who forgets to wait reads
 //    stale bytes.
@@ -84,6 +84,13 @@ struct CopyFault {
   double late_seconds = 0.0;
 };
 
+// Ways in which copies and kernels end up one after the other, as broken set-ups have it. Virtual clock only.
+enum class EmulatedSerial {
+  kNone,
+  kOneStream,        // all streams are one, as when everything is queued on a default stream
+  kBlockingLaunches  // a kernel holds up who queues it until its end
+};
+
 struct EmulatedOptions {
   EmulatedRates rates;
   bool real_clock = false;
@@ -91,6 +98,7 @@ struct EmulatedOptions {
   std::uint64_t device_bytes = 0;  // limits; 0: none
   std::uint64_t pinned_bytes = 0;
   bool refuse_pinned = false;  // as a system does that locks no pages
+  EmulatedSerial serial = EmulatedSerial::kNone;
   // Asked for each copy that crosses the link or stays in host memory, by the thread that queues it.
   std::function<CopyFault(const CopyRequest&)> copy_faults;
 };

@@ -192,12 +192,13 @@ Ticks RealClock::BeginKernel(LaneId lane) {
   return begin;
 }
 
-Ticks RealClock::EndKernel(LaneId lane, Ticks begin) {
+Ticks RealClock::EndKernel(LaneId lane, base::StageKind stage, Ticks begin) {
   base::MutexLock lock(&mutex_);
   const Ticks end = Now();
   if (lanes_[lane]->kind == StreamKind::kCompute) {
-    meter_.AddCompute(begin, end);
+    meter_.AddCompute(stage, begin, end);
     compute_ += end - begin;
+    stages_[stage] += end - begin;
     lanes_[lane]->open = kNever;
   } else {
     host_lane_ += end - begin;
@@ -229,6 +230,9 @@ DeviceTimes RealClock::times() {
   SettleLocked();
   DeviceTimes times = meter_.times();
   times.compute = ToSeconds(compute_);
+  for (std::size_t s = 0; s < base::kNumStageKinds; ++s) {
+    times.compute_stages.values[s] = ToSeconds(stages_.values[s]);
+  }
   times.host_lane = ToSeconds(host_lane_);
   for (std::size_t e = 0; e < base::kNumWaitEdges; ++e) {
     times.stalled.values[e] = ToSeconds(stalled_.values[e]);

@@ -111,7 +111,7 @@ class RealClock {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Around a kernel; its begin is returned.
   Ticks BeginKernel(LaneId lane) ABSL_LOCKS_EXCLUDED(mutex_);
-  Ticks EndKernel(LaneId lane, Ticks begin) ABSL_LOCKS_EXCLUDED(mutex_);
+  Ticks EndKernel(LaneId lane, base::StageKind stage, Ticks begin) ABSL_LOCKS_EXCLUDED(mutex_);
   void AddStall(base::WaitEdge edge, Ticks begin, Ticks end) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of what was measured.
   void Settle() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -151,6 +151,7 @@ class RealClock {
   base::PerKind<Ticks, base::kNumCopyDirections> link_free_ ABSL_GUARDED_BY(mutex_);
   BusyMeter meter_ ABSL_GUARDED_BY(mutex_);  // of copies and what overlaps them
   Ticks compute_ ABSL_GUARDED_BY(mutex_) = 0;
+  base::PerKind<Ticks, base::kNumStageKinds> stages_ ABSL_GUARDED_BY(mutex_);  // of compute_
   Ticks host_lane_ ABSL_GUARDED_BY(mutex_) = 0;
   base::PerKind<Ticks, base::kNumWaitEdges> stalled_ ABSL_GUARDED_BY(mutex_);
 };

@@ -87,7 +87,8 @@ absl::Status InlineStream::TakeError() {
 }
 
 void InlineStream::EndKernel(const KernelWork& /*work*/) {
-  span_.Add(clock_.timeline(), name_, stage_, kernel_begin_, clock_.EndKernel(lane_, kernel_begin_));
+  const Ticks end = clock_.EndKernel(lane_, stage_.kind, kernel_begin_);
+  span_.Add(clock_.timeline(), name_, stage_, kernel_begin_, end);
 }
 
 QueuedStream::QueuedStream(RealClock& clock, LaneId lane)

@@ -68,6 +68,31 @@ struct Lane {
   absl::Status first_error;  // since the last Synchronize
 };
 
+// When a direction of the link is taken, from now on. A copy that has to wait for something else (a result of
+// the host lane) leaves the link to those that need not, though they are queued later.
+class LinkPlan {
+ public:
+  // The first free stretch of that length which begins at `from` or later: its beginning.
+  Ticks Reserve(Ticks now, Ticks from, Ticks length) {
+    taken_.erase(taken_.begin(),
+                 std::find_if(taken_.begin(), taken_.end(), [now](const Taken& t) { return t.end > now; }));
+    Ticks begin = from;
+    auto next = taken_.begin();
+    for (; next != taken_.end() && After(begin, length) > next->begin; ++next) {
+      begin = std::max(begin, next->end);
+    }
+    taken_.insert(next, {begin, After(begin, length)});
+    return begin;
+  }
+
+ private:
+  struct Taken {
+    Ticks begin = 0;
+    Ticks end = 0;
+  };
+  std::vector<Taken> taken_;  // in order, apart from each other
+};
+
 class VirtualEvent final : public Event::State {
  public:
   void Set(VirtualDevice* device, Lane* lane, Ticks time, absl::Status status) {
@@ -151,6 +176,16 @@ class VirtualDevice final : public Device {
 
  private:
   void SetNow(Ticks time);
+  // When work that is queued on the lane now can begin.
+  Ticks Earliest(const Lane& lane) const {
+    Ticks earliest = std::max(lane.tail, now_);
+    if (options_.serial == EmulatedSerial::kOneStream) {
+      for (const std::unique_ptr<Lane>& other : lanes_) {
+        earliest = std::max(earliest, other->tail);
+      }
+    }
+    return earliest;
+  }
   CopyFault AskForFault(const Lane& lane, std::size_t bytes, base::CopyDirection direction) {
     const CopyRequest request = {lane.stage, bytes, direction, copies_++};
     return options_.copy_faults == nullptr ? CopyFault::None() : options_.copy_faults(request);
@@ -164,7 +199,7 @@ class VirtualDevice final : public Device {
   std::vector<std::unique_ptr<Lane>> lanes_;
 
   Ticks now_ = 0;
-  base::PerKind<Ticks, base::kNumCopyDirections> link_free_;  // and the disk: when what is queued ends
+  base::PerKind<LinkPlan, base::kNumCopyDirections> links_;  // and the disk
   std::uint64_t copies_ = 0;
   std::vector<Notice> notices_;
   std::uint64_t num_notices_ = 0;
@@ -308,21 +343,19 @@ void VirtualDevice::QueueCopy(Lane& lane, std::byte* target, const std::byte* so
     lane.first_error.Update(NeverEndsError());
     return;
   }
-  const Ticks from = std::max(lane.tail, now_);
+  const Ticks from = Earliest(lane);
   Ticks begin = from;
+  const Ticks length = costs_.Copy(route, bytes);
   if (route.link) {
-    begin = std::max(begin, link_free_[*route.direction]);
+    begin = links_[*route.direction].Reserve(now_, from, length);
   }
-  const Ticks end = After(begin, costs_.Copy(route, bytes));
-  if (route.link) {
-    link_free_[*route.direction] = end;
-  }
+  const Ticks end = After(begin, length);
   lane.tail = After(end, ToTicks(fault.late_seconds));
   if (route.direction.has_value()) {
     meter_.AddCopy(*route.direction, begin, end);
   }
   if (lane.kind == StreamKind::kCompute) {
-    meter_.AddCompute(from, lane.tail);
+    meter_.AddCompute(lane.stage.kind, from, lane.tail);
   }
   lane.span.Flush(timeline_, lane.name);
   timeline_.Add(lane.name, lane.stage, std::nullopt, begin, lane.tail, bytes);
@@ -337,21 +370,24 @@ void VirtualDevice::QueueCopy(Lane& lane, std::byte* target, const std::byte* so
 }
 
 void VirtualDevice::QueueKernel(Lane& lane, const KernelWork& work) {
-  const Ticks begin = std::max(lane.tail, now_);
+  const Ticks begin = Earliest(lane);
   lane.tail = After(begin, costs_.Kernel(lane.kind, work));
   if (lane.kind == StreamKind::kHost) {
     meter_.AddHostLane(begin, lane.tail);
   } else {
-    meter_.AddCompute(begin, lane.tail);
+    meter_.AddCompute(lane.stage.kind, begin, lane.tail);
   }
   lane.span.Add(timeline_, lane.name, lane.stage, begin, lane.tail);
+  if (options_.serial == EmulatedSerial::kBlockingLaunches) {
+    AdvanceTo(lane.tail);
+  }
 }
 
 void VirtualDevice::QueueDiskRead(Lane& lane, std::size_t bytes) {
   constexpr auto kDisk = base::CopyDirection::kDiskToHost;
-  const Ticks begin = std::max({lane.tail, now_, link_free_[kDisk]});
-  lane.tail = After(begin, costs_.DiskRead(bytes));
-  link_free_[kDisk] = lane.tail;
+  const Ticks length = costs_.DiskRead(bytes);
+  const Ticks begin = links_[kDisk].Reserve(now_, std::max(lane.tail, now_), length);
+  lane.tail = After(begin, length);
   meter_.AddCopy(kDisk, begin, lane.tail);
   lane.span.Flush(timeline_, lane.name);
   timeline_.Add(lane.name, lane.stage, std::nullopt, begin, lane.tail, bytes);

@@ -55,6 +55,7 @@ void EmbedRow(const tensor::PackedMatrixView& table, std::int64_t id, float* out
 
 absl::Status EmbedCpu(const EmbedArgs& args, device::Stream& stream) {
   COMOE_RETURN_IF_ERROR(CheckHostStream("Embed", stream));
+  COMOE_RETURN_IF_ERROR(CheckPanels("Embed", args.table));
   // A cache line for each input or pair of them.
   ForRows(stream, args.out.rows, 5.0 * static_cast<double>(args.out.cols), [&](std::int64_t t) {
     EmbedRow(args.table, args.ids[static_cast<std::size_t>(t)], args.out.f32(t));

@@ -17,6 +17,7 @@ namespace comoe::kernels::HWY_NAMESPACE {
 
 absl::Status MatMulCpu(const MatMulArgs& args, device::Stream& stream) {
   COMOE_RETURN_IF_ERROR(CheckHostStream("MatMul", stream));
+  COMOE_RETURN_IF_ERROR(CheckPanels("MatMul", args.w));
   PanelJob job;
   job.x = args.x.f32();
   job.x_stride = args.x.row_stride;

@@ -92,14 +92,31 @@ class Trace(unittest.TestCase):
                  "lru", "--predictors", "window", "--quiet")
 
     def test_studies_name_a_knee(self):
-        out = self.good_json("trace", "study", "accuracy", "--trace", NPZ, "--links", "4", "--steps", "100", "--quiet")
-        runs = {r["accuracy_percent"]: r for r in out["runs"] if "accuracy_percent" in r}
-        self.assertEqual(sorted(runs), list(range(50, 101, 5)))
-        self.assertLess(runs[100]["computes_per_token"], runs[50]["computes_per_token"])
-        self.assertEqual([k["name"] for k in out["knees"]], ["simple"])
+        out = self.good_json("trace", "study", "accuracy", "--trace", NPZ, "--links", "4", "--steps", "400", "--quiet")
+        seconds = {name: {r["accuracy_percent"]: r["computes_per_token"] for r in out["runs"]
+                          if r["name"] == name and "accuracy_percent" in r} for name in ("simple", "hub")}
+        off = {r["name"]: r["computes_per_token"] for r in out["runs"] if not r["prefetch"]}
+        for name, by_accuracy in seconds.items():
+            self.assertEqual(sorted(by_accuracy), list(range(50, 101, 5)), name)
+            self.assertLess(by_accuracy[100], by_accuracy[50], name)
+        # Who believes every guess pays for wrong ones; who judges them does not.
+        self.assertGreater(seconds["simple"][50], 1.05 * off["simple"])
+        self.assertLess(seconds["hub"][50], 1.02 * off["hub"])
+        knees = {k["name"]: k for k in out["knees"]}
+        self.assertEqual(sorted(knees), ["hub", "simple"])
+        knee = knees["simple"]
+        self.assertLess(seconds["simple"][knee["knee_percent"]], off["simple"])
+        self.assertLess(50, knee["knee_percent"])
+        self.assertLessEqual(knee["knee_percent"], knee["half_gain_percent"])
+        self.assertAlmostEqual(off["simple"] / seconds["simple"][100] - 1, knee["gain_at_100"])
+        self.bad("simple and hub", "trace", "study", "accuracy", "--trace", NPZ, "--policy", "lru", "--steps", "10",
+                 "--quiet")
+
+    def test_widths_run_from_k_to_all(self):
         out = self.good_json("trace", "study", "width", "--trace", NPZ, "--links", "4", "--steps", "60", "--predictors",
-                             "window", "--quiet")
-        self.assertEqual([r["width"] for r in out["runs"] if "width" in r], [4, 8, 16, 32])
+                             "window,hub", "--quiet")
+        for name in ("window", "hub"):
+            self.assertEqual([r["width"] for r in out["runs"] if r["name"] == name and "width" in r], [4, 8, 16, 32])
 
     def test_errors_name_cause_and_remedy(self):
         self.bad("which trace?", "trace", "stats")

@@ -72,6 +72,26 @@ TEST(EmulatedDeviceTest, KernelsTakeTheSlowerOfBytesAndFlops) {
   EXPECT_EQ(rig.device->Now(), Us(2 + 3 + 2 + 4));
 }
 
+TEST(EmulatedDeviceTest, OneStreamTakesWorkInOneOrder) {
+  EmulatedOptions options = RoundOptions();
+  options.serial = EmulatedSerial::kOneStream;
+  Rig rig(options);
+  ASSERT_TRUE(rig.HostToDevice(*rig.copy, 5000).ok());
+  dynamic_cast<EmulatedStream&>(*rig.compute).EndKernel({3000, 1000, 0});
+  ASSERT_TRUE(rig.compute->Synchronize().ok());
+  EXPECT_EQ(rig.device->Now(), Us(5 + 3));
+  options.real_clock = true;
+  EXPECT_EQ(MakeEmulatedDevice(options).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(EmulatedDeviceTest, BlockingLaunchesHoldUpTheCaller) {
+  EmulatedOptions options = RoundOptions();
+  options.serial = EmulatedSerial::kBlockingLaunches;
+  Rig rig(options);
+  dynamic_cast<EmulatedStream&>(*rig.compute).EndKernel({3000, 1000, 0});
+  EXPECT_EQ(rig.device->Now(), Us(3));
+}
+
 TEST(EmulatedDeviceTest, StudiesFixTimesByKernelAndExpert) {
   EmulatedOptions options = RoundOptions();
   options.rates.device_seconds_per_expert = Us(7);
@@ -146,6 +166,23 @@ TEST(EmulatedDeviceTest, DirectionsAreApartAndStreamsShareOne) {
   EXPECT_FALSE(second.Done());
   ASSERT_TRUE(second.Synchronize().ok());
   EXPECT_EQ(rig.device->Now(), Us(6));
+}
+
+TEST(EmulatedDeviceTest, ACopyThatHasToWaitLeavesTheLinkToOthers) {
+  Rig rig;
+  Kernel(*rig.host, 5000);
+  const Event computed = RecordOn(*rig.host);
+  ASSERT_TRUE(rig.copy->Wait(computed, base::WaitEdge::kHostLane).ok());
+  ASSERT_TRUE(rig.HostToDevice(*rig.copy, 1000).ok());  // from 5 us on
+  const Event result = RecordOn(*rig.copy);
+  ASSERT_TRUE(rig.HostToDevice(*rig.copy2, 3000).ok());  // at once
+  const Event first = RecordOn(*rig.copy2);
+  ASSERT_TRUE(rig.HostToDevice(*rig.copy2, 3000).ok());  // does not end by 5 us: after the result
+  const Event second = RecordOn(*rig.copy2);
+  ASSERT_TRUE(second.Synchronize().ok());
+  EXPECT_EQ(first.state()->Seconds(), Us(3));
+  EXPECT_EQ(result.state()->Seconds(), Us(6));
+  EXPECT_EQ(second.state()->Seconds(), Us(9));
 }
 
 TEST(EmulatedDeviceTest, BytesMoveWhenTheyMayBeSeen) {

@@ -50,7 +50,6 @@ std::int64_t Overlap(const Interval& a, const Interval& b) {
 struct Model {
   // Streams: 0 compute, 1 and 2 copy, 3 host.
   std::array<std::int64_t, 4> tail{};
-  std::array<std::int64_t, 2> link{};
   std::int64_t now = 0;
   std::vector<Interval> compute, idle, host;
   std::array<std::vector<Interval>, 3> copies;  // by direction
@@ -144,14 +143,16 @@ class Program {
                                                       : rig_.DeviceToHost(*streams_[s], bytes));
     ASSERT_TRUE(status.ok());
     std::int64_t begin = Start(s);
-    if (direction < 2) {
-      begin = std::max(begin, model_.link[direction]);
+    const auto length = static_cast<std::int64_t>(bytes);
+    std::vector<Interval>& copies = model_.copies[direction];
+    const auto in_the_way = [&](const Interval& copy) { return Overlap(copy, {begin, begin + length}) > 0; };
+    // The first stretch of the link that nobody has taken.
+    for (auto copy = copies.begin(); direction < 2 && copy != copies.end();) {
+      copy = std::find_if(copies.begin(), copies.end(), in_the_way);
+      begin = copy == copies.end() ? begin : copy->end;
     }
-    model_.tail[s] = begin + static_cast<std::int64_t>(bytes);
-    model_.copies[direction].push_back({begin, model_.tail[s]});
-    if (direction < 2) {
-      model_.link[direction] = model_.tail[s];
-    }
+    model_.tail[s] = begin + length;
+    copies.push_back({begin, model_.tail[s]});
   }
 
   void DoWait(std::size_t s) {

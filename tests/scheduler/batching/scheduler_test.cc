@@ -1,6 +1,7 @@
 #include "scheduler/batching/scheduler.h"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -465,6 +466,31 @@ TEST_F(SchedulerTest, AFailingStepEndsItsRequestsAndTheThreadGoesOn) {
   EXPECT_EQ(outcome.usage.completion_tokens, 1);
   EXPECT_EQ(good->WaitFinished().reason, FinishReason::kMaxTokens);
   EXPECT_EQ(good->tokens(), Expected(next, 4)) << "rubbish of the failed step is overwritten";
+}
+
+// A device that is lost: every request ends with the reason, now and later, and whoever can end the process is told
+// once.
+TEST_F(SchedulerTest, ALostDeviceEndsEveryRequestAndIsTold) {
+  SchedulerOptions options;
+  std::atomic<int> told{0};
+  options.engine_failed = [&told](const absl::Status& status) {
+    EXPECT_EQ(status, absl::InternalError("an illegal address"));
+    ++told;
+  };
+  Start({}, options);
+  engine_->Hold();
+  const auto first = Submit(MakeRequest("first", 3, 10));
+  const auto second = Submit(MakeRequest("second", 9, 4));
+  ASSERT_TRUE(engine_->WaitHeld());
+  engine_->Lose(absl::InternalError("an illegal address"));
+  engine_->Release();
+  for (const auto* observer : {&first, &second}) {
+    const RequestOutcome outcome = (*observer)->WaitFinished();
+    EXPECT_EQ(outcome.reason, FinishReason::kError);
+    EXPECT_EQ(outcome.status, absl::InternalError("an illegal address"));
+  }
+  EXPECT_EQ(Submit(MakeRequest("third", 3, 2))->WaitFinished().reason, FinishReason::kError);
+  EXPECT_EQ(told.load(), 1);
 }
 
 // What one sequence lacked (an expert whose copy failed) ends that request; its neighbours of the same step

@@ -370,7 +370,7 @@ TEST_F(TraceHubTest, TimeOfTheHubOnTheEngineThread) {
         hub.Orders(layer, lanes);
       }
       hub.EndStep();
-      hub.ObserveStepTime(12 * 2e-4, 0.0);
+      hub.ObserveStepTime({12 * 2e-4, 0.0, 0.0});
     }
     const double per_layer = (ThreadSeconds() - began) / (12.0 * static_cast<double>(steps.size()));
     std::printf("hub on the engine thread, batch %d, look-ahead %d: %.1f us a layer\n", batch,

@@ -1,0 +1,62 @@
+#include "cli/cuda_options.h"
+
+#include <algorithm>
+#include <string>
+
+#include "cli/offload_options.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/thread_pool.h"
+#include "engine/device/cuda/cuda_loader.h"
+#include "engine/kernels/cuda/cuda_kernels.h"
+
+namespace comoe::cli {
+namespace {
+
+// One thread queues the GPU's work; the others compute experts on the host.
+int HostThreads(const EngineOptions& options) {
+  return options.threads > 0 ? options.threads : std::max(1, base::UsableCores() - 1);
+}
+
+}  // namespace
+
+void ChooseDevice(EngineOptions& options) {
+  if (options.device != "auto") {
+    return;
+  }
+  const absl::Status found = device::FindCudaDevice(options.cuda_plugin, options.cuda_device);
+  options.device = found.ok() ? "cuda" : "cpu";
+  options.device_reason = std::string(found.message());
+}
+
+absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptions& options) {
+  if (options.make_device) {
+    return options.make_device();
+  }
+  device::CudaOptions cuda;
+  cuda.ordinal = options.cuda_device;
+  cuda.host_threads = HostThreads(options);
+  return device::OpenCudaDevice(options.cuda_plugin, cuda);
+}
+
+absl::StatusOr<const kernels::KernelTable*> CudaKernelsFor(const EngineOptions& options,
+                                                           const device::Device& /*device*/) {
+  if (options.device_kernels != nullptr) {
+    return options.device_kernels;
+  }
+  return &kernels::CudaKernels(options.activations == "bf16" ? kernels::CudaPrecision::kBf16
+                                                             : kernels::CudaPrecision::kExact);
+}
+
+base::HostMemory ReadDeviceMemory(const device::Device& device) {
+  const device::MemoryInfo info = device.memory(device::MemoryKind::kDevice);
+  return {info.total_bytes, info.free_bytes, "device memory"};
+}
+
+absl::StatusOr<std::uint64_t> DeviceBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan) {
+  COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
+  // One more slot stands in for a staging slot that is lost.
+  const auto slots = static_cast<std::uint64_t>(budget.device_slots + budget.device_staging_slots + 1);
+  return plan.resident_bytes + slots * plan.expert_bytes;
+}
+
+}  // namespace comoe::cli

@@ -1,0 +1,196 @@
+#include "engine/device/cuda/cuda_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/bytes.h"
+#include "engine/base/status_macros.h"
+#include "engine/device/cuda/cuda_events.h"
+#include "engine/device/cuda/cuda_meter.h"
+
+namespace comoe::device {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+bool SameStage(const base::Stage& a, const base::Stage& b) {
+  return a.kind == b.kind && a.layer == b.layer && a.expert == b.expert;
+}
+
+}  // namespace
+
+CudaStream::CudaStream(Device& device, CudaContext& context, CudaEvents& events, CudaMeter& meter,
+                       absl::string_view name, StreamKind kind)
+    : device_(device), context_(context), events_(events), meter_(meter), name_(name), kind_(kind) {}
+
+absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(Device& device, CudaContext& context,
+                                                               CudaEvents& events, CudaMeter& meter,
+                                                               absl::string_view name, StreamKind kind) {
+  context.Enter();
+  std::unique_ptr<CudaStream> stream(new CudaStream(device, context, events, meter, name, kind));
+  // Kernels go before copies within the device; copies across the link have engines of their own.
+  COMOE_RETURN_IF_ERROR(
+      context.Check(context.api().create_stream(&stream->stream_, kind == StreamKind::kCompute ? 1 : 0),
+                    "cudaStreamCreate"));
+  stream->lane_ = meter.AddLane(name);
+  if (kind == StreamKind::kCompute) {
+    COMOE_ASSIGN_OR_RETURN(stream->stage_,
+                           device.Allocate(MemoryKind::kPinned, kStagePart * kStageParts, kAlignment));
+    COMOE_ASSIGN_OR_RETURN(stream->arguments_,
+                           device.Allocate(MemoryKind::kDevice, kStagePart * kStageParts, kAlignment));
+  }
+  return stream;
+}
+
+CudaStream::~CudaStream() {
+  if (stream_ == nullptr) {
+    return;
+  }
+  context_.Enter();
+  context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize").IgnoreError();
+  meter_.Collect();
+  if (kernel_state_.destroy != nullptr) {
+    kernel_state_.destroy(kernel_state_.data);
+  }
+  context_.api().destroy_stream(stream_);
+}
+
+// Parts are taken in turn. When one has been left for the next but one, all that was queued with its bytes
+// has been queued, and an event says when it is done.
+absl::StatusOr<std::byte*> CudaStream::Stage(std::size_t bytes) {
+  const std::size_t rounded = base::AlignUp(bytes, kAlignment);
+  if (rounded > kStagePart || stage_.size() == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("cuda: ", base::FormatBytes(bytes),
+                                                     " of arguments for one launch; there is room for ",
+                                                     base::FormatBytes(stage_.size() / kStageParts)));
+  }
+  if (stage_used_ + rounded > kStagePart) {
+    const std::size_t before = (stage_part_ + kStageParts - 1) % kStageParts;
+    CudaCauses none;
+    COMOE_ASSIGN_OR_RETURN(stage_free_[before], events_.Record(stream_, none));
+    stage_part_ = (stage_part_ + 1) % kStageParts;
+    stage_used_ = 0;
+    COMOE_RETURN_IF_ERROR(stage_free_[stage_part_].Synchronize());
+  }
+  std::byte* data = stage_.data() + stage_part_ * kStagePart + stage_used_;
+  stage_used_ += rounded;
+  return data;
+}
+
+absl::StatusOr<const std::byte*> CudaStream::StageCopy(const void* data, std::size_t bytes) {
+  COMOE_ASSIGN_OR_RETURN(std::byte* const staged, Stage(bytes));
+  std::memcpy(staged, data, bytes);
+  return Send(staged, bytes);
+}
+
+absl::StatusOr<const std::byte*> CudaStream::Send(const std::byte* staged, std::size_t bytes) {
+  if (bytes > kMostSent) {
+    return staged;
+  }
+  context_.Enter();
+  std::byte* const target = arguments_.data() + (staged - stage_.data());
+  COMOE_RETURN_IF_ERROR(context_.Check(context_.api().put(target, staged, bytes, stream_), "put"));
+  return target;
+}
+
+absl::StatusOr<std::byte*> CudaStream::Scratch(std::size_t bytes) {
+  if (bytes > scratch_.size()) {
+    COMOE_RETURN_IF_ERROR(
+        context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize"));
+    const std::size_t wanted = std::max(base::AlignUp(bytes, kStagePart), 2 * scratch_.size());
+    scratch_ = Buffer();
+    COMOE_ASSIGN_OR_RETURN(scratch_, device_.Allocate(MemoryKind::kDevice, wanted, kAlignment));
+  }
+  return scratch_.data();
+}
+
+absl::Status CudaStream::Mark(const CudaMark& mark) {
+  CudaCauses none;
+  COMOE_ASSIGN_OR_RETURN(const Event event, events_.Record(stream_, none));
+  meter_.Add(lane_, mark, event);
+  return absl::OkStatus();
+}
+
+void CudaStream::SetStage(const base::Stage& stage) {
+  const bool changed = !SameStage(stage, work_.stage);
+  const bool told =
+      work_.stage.kind == base::StageKind::kLookahead || stage.kind == base::StageKind::kLookahead;
+  work_.stage = stage;
+  if (kind_ != StreamKind::kCompute || !meter_.on()) {
+    return;
+  }
+  // What is queued next belongs to it. Look-ahead is always told apart: its share decides whether it goes on.
+  if (!working_ || (changed && (told || meter_.listening()))) {
+    failed_.Update(Mark(work_));
+    working_ = true;
+  }
+}
+
+absl::Status CudaStream::CopyAsync(std::byte* target, const std::byte* source, std::size_t bytes) {
+  context_.Enter();
+  const MemoryKind from = context_.KindOf(source);
+  const MemoryKind to = context_.KindOf(target);
+  const std::optional<base::CopyDirection> direction = CudaContext::DirectionOf(from, to);
+  if (direction.has_value() && (from == MemoryKind::kHost || to == MemoryKind::kHost)) {
+    context_.CountPageable();
+  }
+  const bool measured = kind_ == StreamKind::kCopy && meter_.on() && direction.has_value();
+  if (measured) {
+    COMOE_RETURN_IF_ERROR(Mark({CudaMark::What::kCopy, work_.stage, {}, *direction, bytes}));
+  }
+  COMOE_RETURN_IF_ERROR(
+      context_.Check(context_.api().copy(target, source, bytes, stream_), "cudaMemcpyAsync"));
+  return measured ? Mark({}) : absl::OkStatus();
+}
+
+absl::StatusOr<Event> CudaStream::Record() {
+  COMOE_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
+  return events_.Record(stream_, pending_);
+}
+
+absl::Status CudaStream::Wait(const Event& event, base::WaitEdge edge, absl::Duration limit) {
+  if (event.Done()) {
+    return event.Synchronize(absl::ZeroDuration());
+  }
+  auto* state = dynamic_cast<CudaEventState*>(event.state());
+  if (state == nullptr) {  // of another device
+    return event.Synchronize(limit);
+  }
+  const bool measured = kind_ == StreamKind::kCompute && meter_.on();
+  if (measured) {
+    COMOE_RETURN_IF_ERROR(Mark({CudaMark::What::kStall, work_.stage, edge, {}, 0}));
+  }
+  context_.Enter();
+  COMOE_RETURN_IF_ERROR(state->QueueWait(stream_));
+  if (state->may_fail()) {
+    pending_.push_back(event);
+  }
+  if (measured) {
+    meter_.Add(lane_, work_, event);  // goes on once that has happened: no event of its own
+    working_ = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaStream::Synchronize() {
+  if (std::exchange(working_, false)) {
+    failed_.Update(Mark({}));
+  }
+  context_.Enter();
+  const absl::Status done =
+      context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize");
+  CudaCauses causes = std::exchange(pending_, {});
+  absl::Status first = std::exchange(failed_, absl::OkStatus());
+  first.Update(done);
+  for (const Event& cause : causes) {
+    first.Update(cause.Synchronize(absl::ZeroDuration()));
+  }
+  if (kind_ == StreamKind::kCompute) {
+    meter_.Collect();
+  }
+  return first;
+}
+
+}  // namespace comoe::device

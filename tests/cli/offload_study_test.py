@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""The studies of comoe bench offload: --ablation and --sweep, as a person runs them."""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+COMOE = ""
+DEMO = os.path.join(os.environ["COMOE_SOURCE_DIR"], "models", "moe-32x4-demo")
+
+
+def run(*arguments):
+    return subprocess.run([COMOE, "bench", "offload", "--model", DEMO, "--warmup", "0", "--copy-computes", "4",
+                           "--quiet", *arguments], capture_output=True, timeout=600, check=False)
+
+
+class OffloadStudy(unittest.TestCase):
+    def good_json(self, *arguments):
+        got = run(*arguments, "--json")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        return json.loads(got.stdout)
+
+    def test_an_ablation_adds_parts_and_leaves_them_out(self):
+        out = self.good_json("--ablation", "--batch", "4", "--steps", "60")
+        rows = {(p["system"], p["part"]): p for p in out["points"]}
+        chain = ["tiers", "+ forecasts", "+ overlap"]
+        self.assertEqual([k for k in rows if k[0] == "simple"], [("simple", part) for part in chain + ["- forecasts"]])
+        self.assertEqual([k for k in rows if k[0] == "hub"],
+                         [("hub", part) for part in chain + ["+ host lane", "- forecasts", "- overlap"]])
+        self.assertTrue(all(p["same_tokens"] for p in out["points"]), "no part changes what is computed")
+        naive = rows["naive", "naive"]["tokens_per_second"]
+        for system, parts in (("simple", chain), ("hub", chain + ["+ host lane"])):
+            shares = sum(rows[system, part]["share_of_gain"] for part in parts)
+            self.assertAlmostEqual(shares, 1.0)
+            before = naive
+            for part in parts:
+                row = rows[system, part]
+                self.assertAlmostEqual(row["factor"], row["tokens_per_second"] / before)
+                before = row["tokens_per_second"]
+            self.assertGreater(rows[system, "tiers"]["factor"], 1.0)
+            self.assertGreater(rows[system, "+ overlap"]["factor"], 1.0)
+
+    def test_a_sweep_says_which_flags_are_best_for_either_mode(self):
+        got = run("--sweep", "look_ahead=0,1", "--batch", "1,2", "--steps", "20")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        for mode in ("latency", "throughput"):
+            self.assertIn(f"--hub-mode {mode} --hub look_ahead=", got.stdout.decode())
+        self.assertEqual(got.stdout.decode().count("the mode's own values"), 2)
+        for bad, text in ((("--sweep", "look_ahead=many"), "is no number"), (("--sweep", "lookahead=1"), "lookahead"),
+                          (("--sweep", "look_ahead=1", "--ablation"), "give one of them")):
+            got = run(*bad)
+            self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1))
+            self.assertIn(text, got.stderr.decode())
+
+
+if __name__ == "__main__":
+    COMOE = sys.argv.pop(1)
+    unittest.main(verbosity=2)

@@ -1,0 +1,188 @@
+// The engine on a CUDA device, over the fake plugin: device memory that the host must not touch, streams that
+// run on their own. With the reference loops as kernels, every bit is that of the CPU device.
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cli/engine_options.h"
+#include "cli/offline.h"
+#include "engine/device/cuda/cuda_device.h"
+#include "gtest/gtest.h"
+#include "tests/support/fake_cuda.h"
+#include "tests/support/fake_cuda_kernels.h"
+
+namespace comoe {
+namespace {
+
+const std::vector<base::TokenId> kPrompt = {5, 9, 2, 7, 11, 3, 8, 1, 4, 6, 10, 12, 5, 5, 20, 30, 21, 9, 2};
+constexpr int kDecoded = 5;
+
+std::string Folder(const std::string& name) {
+  const char* root = std::getenv("COMOE_SOURCE_DIR");
+  return absl::StrCat(root != nullptr ? root : ".", "/tests/fixtures/checkpoints/", name);
+}
+
+cli::EngineOptions CpuOptions(const std::string& model) {
+  cli::EngineOptions options;
+  options.model = Folder(model);
+  options.threads = 1;
+  options.kernels = "ref";
+  options.quiet = true;
+  options.max_batch_tokens = 8;
+  options.kv_bytes = "8MiB";
+  return options;
+}
+
+cli::EngineOptions CudaOptions(const std::string& model) {
+  cli::EngineOptions options = CpuOptions(model);
+  options.device = "cuda";
+  options.device_kernels = &testing::FakeCudaKernels();
+  options.make_device = [] { return device::MakeCudaDevice(testing::FakeCudaPlugin(), {}); };
+  return options;
+}
+
+struct Generated {
+  std::vector<float> logits;
+  std::vector<base::TokenId> tokens;
+};
+
+Generated Generate(const cli::EngineOptions& options) {
+  Generated run;
+  absl::StatusOr<std::unique_ptr<cli::EngineBundle>> loaded = cli::LoadEngine(options);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok()) {
+    return run;
+  }
+  cli::OfflineSequence sequence((*loaded)->engine());
+  const absl::Status prompt =
+      sequence.AppendWithLogits(kPrompt, [&run](std::int64_t, absl::Span<const float> logits) {
+        run.logits.insert(run.logits.end(), logits.begin(), logits.end());
+      });
+  EXPECT_TRUE(prompt.ok()) << prompt;
+  api::SamplingParams greedy;
+  greedy.temperature = 0.0F;
+  base::TokenId token = 3;
+  for (int i = 0; i < kDecoded; ++i) {
+    const absl::StatusOr<api::SpanResult> next = sequence.AppendAndSample({&token, 1}, greedy);
+    EXPECT_TRUE(next.ok()) << next.status();
+    if (!next.ok()) {
+      return run;
+    }
+    token = *next->token;
+    run.tokens.push_back(token);
+  }
+  return run;
+}
+
+void ExpectSame(const Generated& want, const Generated& got) {
+  EXPECT_EQ(want.tokens, got.tokens);
+  ASSERT_EQ(want.logits.size(), got.logits.size());
+  EXPECT_EQ(std::memcmp(want.logits.data(), got.logits.data(), want.logits.size() * sizeof(float)), 0);
+}
+
+TEST(CudaEngine, EveryArchitectureGivesTheCpusBits) {
+  for (const char* model : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
+    SCOPED_TRACE(model);
+    const Generated want = Generate(CpuOptions(model));
+    cli::EngineOptions options = CudaOptions(model);
+    options.policy = "resident";
+    ExpectSame(want, Generate(options));
+    options.policy = "lru";
+    options.expert_cache_fraction = 0.3;
+    ExpectSame(want, Generate(options));
+  }
+}
+
+TEST(CudaEngine, EveryPolicyAndTierGivesTheCpusBits) {
+  const Generated want = Generate(CpuOptions("qwen3_moe"));
+  for (const char* policy : {"naive", "static", "lru", "simple", "hub"}) {
+    for (const char* host_lane : {"off", "on"}) {
+      for (const bool few_pinned : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(policy, ", host lane ", host_lane, few_pinned ? ", few pinned" : ""));
+        cli::EngineOptions options = CudaOptions("qwen3_moe");
+        options.policy = policy;
+        options.host_lane = host_lane;
+        options.expert_cache_fraction = 0.25;
+        options.pinned_bytes = few_pinned ? "64KiB" : "";
+        ExpectSame(want, Generate(options));
+      }
+    }
+  }
+}
+
+TEST(CudaEngine, WhereAllExpertsFitTheyStay) {
+  cli::EngineOptions options = CudaOptions("qwen3_moe");
+  const auto all = cli::LoadEngine(options);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_NE((*all)->device_description().find("policy resident"), absl::string_view::npos)
+      << (*all)->device_description();
+  options.expert_cache_fraction = 0.5;
+  const auto some = cli::LoadEngine(options);
+  ASSERT_TRUE(some.ok()) << some.status();
+  EXPECT_NE((*some)->device_description().find("policy simple"), absl::string_view::npos);
+}
+
+TEST(CudaEngine, StateIsSavedAndPutBack) {
+  cli::EngineOptions options = CudaOptions("qwen3_moe");
+  options.policy = "resident";
+  const auto loaded = cli::LoadEngine(options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  api::Engine& engine = (*loaded)->engine();
+  std::vector<api::GroupState> from(engine.model_info().cache_groups.size());
+  std::vector<api::GroupState> to(from.size());
+  for (std::size_t group = 0; group < from.size(); ++group) {
+    from[group].blocks = {{0}, {1}};
+    to[group].blocks = {{3}, {2}};
+  }
+  const auto step = [&](std::uint64_t number, std::int64_t position, std::vector<base::TokenId> tokens,
+                        const std::vector<api::GroupState>& groups) {
+    api::StepPlan plan;
+    plan.step = {number};
+    api::PlanSpan& span = plan.spans.emplace_back();
+    span.start_position = position;
+    span.tokens = std::move(tokens);
+    span.groups = groups;
+    span.logits = api::LogitsMode::kLast;
+    span.return_logits = true;
+    absl::StatusOr<api::StepResult> result = engine.Step(plan);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? result->spans.front().logits : std::vector<float>();
+  };
+  step(1, 0, {5, 9, 2, 7, 11, 3}, from);
+  const absl::StatusOr<api::StateSnapshot> saved = engine.Snapshot(from, 6);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  ASSERT_TRUE(engine.Restore(*saved, to).ok());
+  EXPECT_EQ(step(2, 6, {4}, from), step(3, 6, {4}, to));
+}
+
+// What a poisoned context leaves: an engine that says that it is at an end.
+TEST(CudaEngine, APoisonedDeviceEndsTheEngine) {
+  cli::EngineOptions options = CudaOptions("qwen3_moe");
+  options.policy = "resident";
+  const auto loaded = cli::LoadEngine(options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE((*loaded)->engine().health().ok());
+  cli::OfflineSequence sequence((*loaded)->engine());
+  ASSERT_TRUE(sequence.Append({kPrompt.data(), 3}).ok());
+  testing::FailFakeCuda(700);
+  const absl::Status failed = sequence.Append({kPrompt.data(), 3});
+  testing::FailFakeCuda(0);
+  EXPECT_TRUE(absl::IsInternal(failed)) << failed;
+  EXPECT_TRUE(absl::IsInternal((*loaded)->engine().health()));
+  EXPECT_TRUE(absl::IsInternal(sequence.Append({kPrompt.data(), 3})));
+}
+
+TEST(CudaEngine, AskedForAndNotThereIsOneLine) {
+  cli::EngineOptions options = CpuOptions("qwen3_moe");
+  options.device = "cuda";
+  options.cuda_plugin = "/nowhere/libcomoe_cuda.so";
+  const absl::Status status = cli::LoadEngine(options).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_EQ(status.message().find('\n'), absl::string_view::npos) << status;
+}
+
+}  // namespace
+}  // namespace comoe
