@@ -70,14 +70,23 @@ void HubDirector::KeepHostServed(const api::LaneState& lanes) {
     host_served_.clear();  // the copy would give its place away, from which the host still computes
   }
   for (const base::ExpertKey key : host_served_) {
-    const double late = std::max(0.0, LinkStart(lanes) + lanes.link_seconds_per_expert - LayerSeconds(lanes));
+    // In the way only of a layer that has to copy something itself.
+    const double late =
+        miss_share_ * std::max(0.0, LinkStart(lanes) + lanes.link_seconds_per_expert - LayerSeconds(lanes));
+    if (orders_in_layer_ >= RoomForGuesses(lanes)) {
+      break;
+    }
     const std::int32_t slot = SlotFor(MostWorthDisplaced(Value(key)));
     if (slot == kNoSlot || residency().device().SlotOf(key) != kNoSlot) {
       continue;
     }
-    const bool free = !residency().device().KeyIn(slot).has_value();
-    const double gain = free ? 1.0 : 1.0 - std::exp(WorthOfSlot(slot) - Value(key));
-    if (gain * MissSeconds(lanes) <= std::min(late, lanes.link_seconds_per_expert)) {
+    const std::optional<base::ExpertKey> victim = residency().device().KeyIn(slot);
+    // The past says how often it will be used before it is displaced; what is never used was copied for
+    // nothing.
+    const double uses = counts_.StepUses(key);
+    const double more = uses - (victim.has_value() ? counts_.StepUses(*victim) : 0.0);
+    const double bytes = parameters_.byte_price * lanes.link_seconds_per_expert * std::exp(-uses);
+    if (more * MissSeconds(lanes) <= late + bytes) {
       continue;
     }
     orders_.push_back({key, base::Tier::kDevice, slot, base::CopyReason::kPrefetch});
