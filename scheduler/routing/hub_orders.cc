@@ -15,6 +15,8 @@ namespace {
 constexpr float kLeastHint = 0.5F;
 // Where fewer layers than that have to copy anything there is nothing to be early for.
 constexpr double kLeastMissShare = 0.02;
+// Copies that may wait for the link when another one is to be made behind its layer.
+constexpr std::int32_t kMostBehind = 8;
 
 }  // namespace
 
@@ -73,7 +75,7 @@ void HubDirector::KeepHostServed(const api::LaneState& lanes) {
     // In the way only of a layer that has to copy something itself.
     const double late =
         miss_share_ * std::max(0.0, LinkStart(lanes) + lanes.link_seconds_per_expert - LayerSeconds(lanes));
-    if (orders_in_layer_ >= RoomForGuesses(lanes)) {
+    if (lanes.queued_guesses + orders_in_layer_ >= kMostBehind) {
       break;
     }
     const std::int32_t slot = SlotFor(MostWorthDisplaced(Value(key)));

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -21,14 +22,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kArenaBytes = std::size_t{8} << 30;  // of addresses; pages come at first touch
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kAlignment = 4096;                   // whole pages
 constexpr int kIllegalAddress = 700;
 constexpr int kOutOfMemory = 2;
 
 std::atomic<int> g_error{0};
 std::atomic<std::size_t> g_allocations{0};
 
-// Device memory, never given back.
+// Device memory.
 class Arena {
  public:
   Arena() {
@@ -44,7 +45,18 @@ class Arena {
     if (used_ + rounded > kArenaBytes) {
       return nullptr;
     }
-    return data_ + std::exchange(used_, used_ + rounded);
+    std::byte* const data = data_ + std::exchange(used_, used_ + rounded);
+    sizes_[data] = rounded;
+    return data;
+  }
+  // Its addresses are not used again; its pages are, which keeps Open and Close fast.
+  void GiveBack(void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = sizes_.find(data);
+    if (found != sizes_.end()) {
+      ::madvise(found->first, found->second, MADV_DONTNEED);
+      sizes_.erase(found);
+    }
   }
   void Open() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -63,6 +75,7 @@ class Arena {
   std::byte* data_ = nullptr;
   std::mutex mutex_;
   std::size_t used_ = 0;
+  std::map<void*, std::size_t> sizes_;
   int open_ = 0;
 };
 
@@ -170,8 +183,9 @@ int Allocate(void** data, std::size_t bytes) {
   *data = TheArena().Take(bytes);
   return *data == nullptr ? kOutOfMemory : Error();
 }
-int Release(void* /*data*/) {
+int Release(void* data) {
   ++g_allocations;
+  TheArena().GiveBack(data);
   return 0;
 }
 int AllocatePinned(void** data, void** on_device, std::size_t bytes) {
