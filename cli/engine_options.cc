@@ -291,7 +291,7 @@ absl::Status LoadParts(const EngineOptions& options, const CheckpointFolder& fol
 }  // namespace
 
 std::string PolicyOf(const EngineOptions& options) {
-  return !options.policy.empty() ? options.policy : (options.device == "cpu" ? "resident" : "simple");
+  return !options.policy.empty() ? options.policy : (options.device == "cpu" ? "resident" : "hub");
 }
 
 std::uint64_t UsableBytes(const base::HostMemory& host) {
@@ -372,7 +372,7 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
       ->capture_default_str();
   app.add_option("--policy", options.policy,
                  "how experts are placed and moved: naive, static, lru, simple, hub, resident (default: "
-                 "resident on the cpu and where a card has room for all, else simple)");
+                 "resident on the cpu and where a card has room for all, else hub)");
   app.add_option("--threads", options.threads, "compute threads, 0 for all that affinity and cgroup allow")
       ->capture_default_str();
   app.add_option("--kernels", options.kernels, "best for this processor, or the reference loops")
