@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/base/status_macros.h"
+#include "engine/kernels/add.h"
 #include "engine/kernels/expert_ffn.h"
 
 namespace comoe::cli {
@@ -17,6 +18,8 @@ constexpr int kRepeats = 3;        // the fastest counts
 constexpr double kOverlaps = 0.5;  // of the shorter one is hidden: good devices hide 0.85 and more
 constexpr double kHoldsUp = 0.5;   // of its time, the caller waits
 constexpr std::int64_t kMostLaunches = 4096;
+constexpr double kMostlyQueued = 0.2;  // a launch whose queueing takes more of its time says little
+constexpr std::int64_t kLargeRows = 2048, kLargeCols = 8192;  // 64 MiB: some ten times a launch, on any card
 
 void Nothing() {}
 
@@ -118,17 +121,26 @@ absl::StatusOr<OverlapTimes> LaneBench::MeasureOverlap(const kernels::KernelTabl
   COMOE_ASSIGN_OR_RETURN(const tensor::TensorView y, Zeros(1, layout.hidden));
   const std::int32_t row = 0;
   const kernels::ExpertRows rows = {{blob.data(), &layout}, {&row, 1}, 0};
+  // A small expert may be computed in less time than it takes to queue it: then sums of large matrices.
+  tensor::TensorView large_x, large_y;
   std::int64_t launches = 1;
   const auto launch = [&]() -> absl::Status {
     for (std::int64_t i = 0; i < launches; ++i) {
-      COMOE_RETURN_IF_ERROR(kernels::ExpertFfn(kernels, {x, {&rows, 1}, scratch, y}, *compute_));
+      COMOE_RETURN_IF_ERROR(large_x.data == nullptr
+                                ? kernels::ExpertFfn(kernels, {x, {&rows, 1}, scratch, y}, *compute_)
+                                : kernels::Add(kernels, {large_x, large_y}, *compute_));
     }
     return absl::OkStatus();
   };
   const auto copy = [&] { return copy_->CopyAsync(target_.data(), source_.data(), copy_bytes_); };
   OverlapTimes times;
   COMOE_ASSIGN_OR_RETURN(times.copy, Time(copy, Nothing));
-  COMOE_ASSIGN_OR_RETURN(const LaneTime one, Time(launch, Nothing));
+  COMOE_ASSIGN_OR_RETURN(LaneTime one, Time(launch, Nothing));
+  if (one.call_seconds > kMostlyQueued * one.seconds) {
+    COMOE_ASSIGN_OR_RETURN(large_x, Zeros(kLargeRows, kLargeCols));
+    COMOE_ASSIGN_OR_RETURN(large_y, Zeros(kLargeRows, kLargeCols));
+    COMOE_ASSIGN_OR_RETURN(one, Time(launch, Nothing));
+  }
   if (one.seconds > 0.0) {
     launches = std::clamp<std::int64_t>(std::llround(times.copy.seconds / one.seconds), 1, kMostLaunches);
   }
