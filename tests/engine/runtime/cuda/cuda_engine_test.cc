@@ -122,7 +122,7 @@ TEST(CudaEngine, WhereAllExpertsFitTheyStay) {
   options.expert_cache_fraction = 0.5;
   const auto some = cli::LoadEngine(options);
   ASSERT_TRUE(some.ok()) << some.status();
-  EXPECT_NE((*some)->device_description().find("policy simple"), absl::string_view::npos);
+  EXPECT_NE((*some)->device_description().find("policy hub"), absl::string_view::npos);
 }
 
 TEST(CudaEngine, StateIsSavedAndPutBack) {
