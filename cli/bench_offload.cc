@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/bench.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/finite.h"
 #include "cli/progress.h"
 #include "cli/routing_trace.h"
 #include "engine/base/status_macros.h"
@@ -170,17 +171,17 @@ void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result) {
   command
       ->add_option("--copy-computes", options->copy_computes,
                    "emulated: a copy takes as long as this many experts on the device (0: by the preset)")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   command
       ->add_option("--host-computes", options->host_computes,
                    "with it: an expert on the host takes as long as this many on the device")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   command
       ->add_option("--dense-computes", options->dense_computes,
                    "with it: every other kernel takes as long as this many experts on the device")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   command
       ->add_option(

@@ -130,6 +130,7 @@ absl::StatusOr<DoctorReport> Examine(const DoctorOptions& options) {
   DoctorContext context;
   context.options = options;
   context.files = device::SystemFiles(options.root);
+  COMOE_RETURN_IF_ERROR(HubParametersOf(options.engine).status());
   COMOE_RETURN_IF_ERROR(Prepare(context));
   context.report.hardware = HardwareLines(context.files);
   for (const Probe& probe : kProbes) {

@@ -165,7 +165,8 @@ absl::Status ProbeLink(DoctorContext& context) {
       JudgePath(*card, false, context);
     }
     context.Add("link.rate", Severity::kOk,
-                absl::StrCat("device ", context.engine().device, ": nothing is copied to a device"));
+                context.engine().device == "cpu" ? "device cpu: nothing is copied to a device"
+                                                 : "not measured: there is no device to copy to");
     return absl::OkStatus();
   }
   device::Device& device = *context.device;

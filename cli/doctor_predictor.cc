@@ -98,11 +98,13 @@ absl::Status TimeSynthetic(const std::string& policy_name, DoctorContext& contex
 absl::Status ProbePredictor(DoctorContext& context) {
   std::string policy = context.engine().policy;
   std::string what;
+  Severity worst = Severity::kFailure;
   if (context.run.has_value()) {
     what = "in the run";
   } else {
     if (policy == "resident") {
       policy = "hub";  // what would decide on a device with tiers
+      worst = Severity::kNote;
     }
     what = absl::StrFormat("on synthetic routing of %d layers, %d of %d experts", kLayers, kChosen, kExperts);
     COMOE_RETURN_IF_ERROR(TimeSynthetic(policy, context));
@@ -112,8 +114,7 @@ absl::Status ProbePredictor(DoctorContext& context) {
       context.run.has_value() ? context.run->seconds() / static_cast<double>(context.options.steps) : 0.0;
   const bool over_budget = step > 0.0 && typical > kBudget * step;
   Finding& found = context.Add(
-      "predictor.cost",
-      typical > kMostSeconds ? Severity::kFailure : (over_budget ? Severity::kNote : Severity::kOk),
+      "predictor.cost", typical > kMostSeconds ? worst : (over_budget ? Severity::kNote : Severity::kOk),
       absl::StrFormat("policy %s takes %.3f ms a step of %d rows (p99 %.3f)%s %s", policy, 1e3 * typical,
                       context.options.batch, 1e3 * context.director.Quantile(0.99),
                       over_budget ? absl::StrFormat(", %.0f %% of the step,", 100.0 * typical / step) : "",

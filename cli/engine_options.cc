@@ -1,6 +1,10 @@
 #include "cli/engine_options.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -35,6 +39,17 @@
 
 namespace comoe::cli {
 namespace {
+
+// What is learnt over weeks is written at the end: whether that will work is known now.
+absl::Status CheckFolderOf(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent.string();
+  if (::access(folder.c_str(), W_OK) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::ErrnoToStatus(errno, absl::StrCat("--hub-state ", path, ": ", folder,
+                                                 " cannot be written: make the folder, or name another"));
+}
 
 // Left to the system, the page cache and buffers of clients.
 constexpr double kUsableShare = 0.95;
@@ -210,6 +225,7 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
     bundle.director_ = std::move(policy.director);
     if (bundle.hub_ != nullptr && !options.hub_state.empty()) {
       bundle.hub_state_ = options.hub_state;
+      COMOE_RETURN_IF_ERROR(CheckFolderOf(options.hub_state));
       COMOE_ASSIGN_OR_RETURN(bundle.model_hash_, experts::ModelHash(*folder.source, folder.config,
                                                                     checkpoint::WeightNames(folder.config)));
       COMOE_RETURN_IF_ERROR(ReadHubState(options.hub_state, bundle.model_hash_, *bundle.hub_));
@@ -316,7 +332,15 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
   if (options.model.empty()) {
     return absl::InvalidArgumentError("which model? Give --model DIR, a checkpoint folder");
   }
+  if (std::isnan(options.expert_cache_fraction)) {
+    return absl::InvalidArgumentError("--expert-cache-fraction is nan: it lies in (0, 1]");
+  }
+  COMOE_RETURN_IF_ERROR(HubParametersOf(options).status());
   if (options.device == "cpu") {
+    if (!options.hub_set.empty() || !options.hub_state.empty()) {
+      base::Log(base::LogLevel::kWarning, "engine",
+                "--hub and --hub-state are not used: on the cpu every expert is computed where it lies");
+    }
     if (options.policy != "resident" && !options.policy.empty()) {
       return absl::UnimplementedError(
           absl::StrCat("--policy ", options.policy,

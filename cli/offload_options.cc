@@ -41,18 +41,6 @@ device::EmulatedRates StudyRates(const EngineOptions& options, device::EmulatedR
   return rates;
 }
 
-absl::StatusOr<routing::HubParameters> HubParametersOf(const EngineOptions& options) {
-  routing::HubParameters parameters = routing::ConservativeParameters();  // where sweeps start; not a flag
-  if (options.hub_mode != "conservative") {
-    COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
-    parameters = routing::ModeParameters(mode);
-  }
-  if (!options.hub_set.empty()) {
-    COMOE_RETURN_IF_ERROR(routing::SetHubParameters(options.hub_set, &parameters));
-  }
-  return parameters;
-}
-
 std::int64_t Share(double share, std::int64_t num_experts) {
   return static_cast<std::int64_t>(std::floor(share * static_cast<double>(num_experts) + 1e-9));
 }
@@ -80,6 +68,18 @@ absl::StatusOr<std::int64_t> DeviceSlots(const EngineOptions& options, double hu
 }
 
 }  // namespace
+
+absl::StatusOr<routing::HubParameters> HubParametersOf(const EngineOptions& options) {
+  routing::HubParameters parameters = routing::ConservativeParameters();  // where sweeps start; not a flag
+  if (options.hub_mode != "conservative") {
+    COMOE_ASSIGN_OR_RETURN(const routing::HubMode mode, routing::ParseHubMode(options.hub_mode));
+    parameters = routing::ModeParameters(mode);
+  }
+  if (!options.hub_set.empty()) {
+    COMOE_RETURN_IF_ERROR(routing::SetHubParameters(options.hub_set, &parameters));
+  }
+  return parameters;
+}
 
 absl::Status CheckOffloadOptions(const EngineOptions& options) {
   if (options.expert_cache_fraction > 1.0 || options.expert_cache_fraction == 0.0) {

@@ -15,6 +15,9 @@
 
 namespace comoe::cli {
 
+// The mode's parameters with what --hub sets. INVALID_ARGUMENT for a name or value that does not exist.
+absl::StatusOr<routing::HubParameters> HubParametersOf(const EngineOptions& options);
+
 // INVALID_ARGUMENT or UNIMPLEMENTED for flags that cannot be.
 absl::Status CheckOffloadOptions(const EngineOptions& options);
 

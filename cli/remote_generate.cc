@@ -62,7 +62,8 @@ absl::Status RemoteGenerate(absl::string_view address, const RemoteGenerateOptio
   if (!status.ok()) {
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                         absl::StrCat(address, ": ", status.error_message(),
-                                     status.error_code() == grpc::StatusCode::UNAVAILABLE
+                                     status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+                                             status.error_message().find("shutting down") == std::string::npos
                                          ? " (is a comoe serve running there, and done loading?)"
                                          : ""));
   }

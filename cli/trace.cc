@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/command.h"
+#include "cli/finite.h"
 #include "engine/base/status_macros.h"
 #include "engine/device/emulated/emulated_device.h"
 
@@ -66,15 +67,15 @@ void AddRateFlags(CLI::App& app, RateFlags& flags) {
       "--copy-computes)");
   app.add_option("--copy-computes", flags.copy_computes,
                  "a copy takes as long as this many experts on the device")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--host-computes", flags.host_computes,
                  "an expert on the host takes as long as this many on the device")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--dense-computes", flags.dense_computes,
                  "all else of a layer takes as long as this many experts on the device")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   app.add_flag("--host-lane", flags.host_lane, "misses may be computed on the host");
   app.add_option("--expert-bytes", flags.expert_bytes, "bytes of an expert (default: the trace's)");

@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
+#include "cli/finite.h"
 #include "cli/progress.h"
 #include "cli/trace.h"
 #include "engine/base/bytes.h"
@@ -145,7 +146,7 @@ void AddTraceFitCommand(CLI::App& trace, absl::Status& result) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--learning-rate", flags->fit.learning_rate, "of Adagrad")
-      ->check(CLI::Range(1e-6, 10.0))
+      ->check(FiniteIn(1e-6, 10.0))
       ->capture_default_str();
   command->add_flag("--json", flags->json, "print JSON");
   command->add_flag("--quiet", flags->quiet, "no progress lines");

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "cli/finite.h"
 #include "engine/base/status_macros.h"
 #include "scheduler/routing/row_predictor.h"
 
@@ -54,7 +55,7 @@ void AddStudy(CLI::App& parent, const char* name, const char* about, StudyKind k
   command->add_option("--links", flags->links, "a copy takes as long as this many experts on the device")
       ->capture_default_str();
   command->add_option("--capacity", flags->capacity, "share of the experts in device slots")
-      ->check(CLI::Range(1e-6, 1.0))
+      ->check(FiniteIn(1e-6, 1.0))
       ->capture_default_str();
   command->add_option("--batch", flags->batch, "sequences of a step")
       ->check(CLI::Range(1, static_cast<int>(routing::kMaxForecastRows)))
@@ -63,10 +64,10 @@ void AddStudy(CLI::App& parent, const char* name, const char* about, StudyKind k
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   command->add_option("--host-computes", flags->rates.host_computes, "an expert on the host")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   command->add_option("--dense-computes", flags->rates.dense_computes, "all else of a layer")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(FiniteIn(0.0, 1e6))
       ->capture_default_str();
   command->add_flag("--host-lane", flags->rates.host_lane, "misses may be computed on the host");
   command->add_option("--plot", flags->plot, "also draw FILE.svg or FILE.png (gnuplot)");

@@ -153,8 +153,12 @@ absl::StatusOr<CudaProperties> CheckCudaDevice(const CudaPlugin& plugin, int ord
   int count = 0;
   if (const int error = api.device_count(&count); error != 0) {
     api.take_last_error();
-    return absl::UnavailableError(
-        absl::StrCat("no CUDA device: ", api.error_name(error), " (", api.error_text(error), ")"));
+    int driver = 0;
+    int runtime = 0;
+    const bool none = api.versions(&driver, &runtime) == 0 && driver == 0;
+    return absl::UnavailableError(absl::StrCat(
+        "no CUDA device: ", none ? "there is no NVIDIA driver here, " : "", api.error_name(error), " (",
+        api.error_text(error), "); `comoe doctor --device cuda` looks for the card"));
   }
   if (ordinal < 0 || ordinal >= count) {
     return absl::UnavailableError(absl::StrCat("no CUDA device ", ordinal, ": there are ", count, " here"));
