@@ -84,6 +84,7 @@ class KilledClient:
         self._process = subprocess.Popen(
             [sys.executable, str(script), address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert self._process.stdout.readline() == "ready\n"
 
     def send(self, message, count):
         path = pathlib.Path(self._folder.name) / "request"
