@@ -11,16 +11,7 @@ mkdir -p "$out"
 comoe="$dir/bin/comoe"
 demo=models/moe-32x4-demo
 failed=0
-if [ -z "${COMOE_CUBLAS:-}" ]; then
-  for file in /usr/local/cuda/lib64/libcublas.so.13 \
-      $(python3 -c 'import nvidia, os; print(*[os.path.join(p, "cu13/lib/libcublas.so.13") for p in nvidia.__path__])' 2>/dev/null); do
-    if [ -e "$file" ]; then
-      export COMOE_CUBLAS="$file"
-      break
-    fi
-  done
-fi
-echo "cuBLAS: ${COMOE_CUBLAS:-none}"
+. "$(dirname "$0")/cublas.sh"
 
 # check NAME COMMAND...: runs it, and prints the end of what it says when it fails.
 check() {

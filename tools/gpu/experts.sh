@@ -7,15 +7,7 @@ set -u
 comoe="$1/bin/comoe"
 out=${2:-.}
 mkdir -p "$out"
-if [ -z "${COMOE_CUBLAS:-}" ]; then
-  for file in /usr/local/cuda/lib64/libcublas.so.13 \
-      $(python3 -c 'import nvidia, os; print(*[os.path.join(p, "cu13/lib/libcublas.so.13") for p in nvidia.__path__])' 2>/dev/null); do
-    if [ -e "$file" ]; then
-      export COMOE_CUBLAS="$file"
-      break
-    fi
-  done
-fi
+. "$(dirname "$0")/cublas.sh"
 # 256 experts of 3 x 2048 x 6400 in BF16: 20.1 GB, of which a quarter lies on the device.
 bench() {
   name=$1

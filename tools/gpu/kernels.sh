@@ -7,16 +7,7 @@ set -u
 bin=$1
 out=${2:-.}
 filter=${3:-}
-if [ -z "${COMOE_CUBLAS:-}" ]; then
-  for file in /usr/local/cuda/lib64/libcublas.so.13 \
-      $(python3 -c 'import nvidia, os; print(*[os.path.join(p, "cu13/lib/libcublas.so.13") for p in nvidia.__path__])' 2>/dev/null); do
-    if [ -e "$file" ]; then
-      export COMOE_CUBLAS="$file"
-      break
-    fi
-  done
-fi
-echo "cuBLAS: ${COMOE_CUBLAS:-none}"
+. "$(dirname "$0")/cublas.sh"
 status=0
 timeout 150 "$bin/cuda_kernels_check" >"$out/check.log" 2>&1 || status=1
 tail -40 "$out/check.log"
