@@ -14,9 +14,10 @@ DecayedCounts::DecayedCounts(const TierShape& shape, double decay)
       layers_(static_cast<std::size_t>(shape.num_layers)),
       row_uses_(shape.num_keys(), 0.0),
       step_uses_(shape.num_keys(), 0.0),
+      stakes_(shape.num_keys(), 0.0),
       last_step_(shape.num_keys(), 0) {}
 
-void DecayedCounts::Observe(std::int32_t layer, absl::Span<const std::int32_t> experts) {
+void DecayedCounts::Observe(std::int32_t layer, absl::Span<const std::int32_t> experts, double stake) {
   const auto l = static_cast<std::size_t>(layer);
   Layer& state = layers_[l];
   ++state.step;
@@ -31,6 +32,7 @@ void DecayedCounts::Observe(std::int32_t layer, absl::Span<const std::int32_t> e
     if (last_step_[i] != state.step) {
       last_step_[i] = state.step;
       step_uses_[i] += state.unit;
+      stakes_[i] += stake * state.unit;
     }
   }
 }
@@ -49,7 +51,7 @@ void DecayedCounts::Restore(absl::Span<const float> step_uses) {
     state.unit = 1.0;
     double sum = 0.0;
     for (std::size_t i = l * num_experts_; i < (l + 1) * num_experts_; ++i) {
-      step_uses_[i] = row_uses_[i] = static_cast<double>(step_uses[i]);
+      step_uses_[i] = stakes_[i] = row_uses_[i] = static_cast<double>(step_uses[i]);
       sum += step_uses_[i];
     }
     state.rows = sum / static_cast<double>(experts_per_token_);
@@ -61,6 +63,7 @@ void DecayedCounts::Rescale(std::size_t layer) {
   for (std::size_t i = layer * num_experts_; i < (layer + 1) * num_experts_; ++i) {
     row_uses_[i] /= state.unit;
     step_uses_[i] /= state.unit;
+    stakes_[i] /= state.unit;
   }
   state.rows /= state.unit;
   state.unit = 1.0;

@@ -18,19 +18,21 @@ class DecayedCounts final : public Predictor {
   explicit DecayedCounts(const TierShape& shape, double decay = 0.97);
 
   absl::string_view name() const override { return "decayed"; }
-  void Observe(std::int32_t layer, absl::Span<const std::int32_t> experts) override;
+  void Observe(std::int32_t layer, absl::Span<const std::int32_t> experts) override {
+    Observe(layer, experts, 1.0);
+  }
+  // `stake`: what each expert's absence would have cost in this step.
+  void Observe(std::int32_t layer, absl::Span<const std::int32_t> experts, double stake);
   // Decayed count of rows that used the expert over decayed count of rows.
   void Forecast(std::int32_t layer, absl::Span<float> probabilities) const override;
 
-  // Sets what StepUses says, [num_layers, num_experts], and with it the forecasts.
+  // Sets what StepUses and Stake say, [num_layers, num_experts], and with it the forecasts.
   void Restore(absl::Span<const float> step_uses);
 
   // Decayed number of steps in which any row used the expert: at most 1 / (1 - decay).
-  double StepUses(base::ExpertKey key) const {
-    return step_uses_[static_cast<std::size_t>(key.layer) * num_experts_ +
-                      static_cast<std::size_t>(key.expert)] /
-           layers_[static_cast<std::size_t>(key.layer)].unit;
-  }
+  double StepUses(base::ExpertKey key) const { return Decayed(step_uses_, key); }
+  // Decayed sum of the stakes of these steps.
+  double Stake(base::ExpertKey key) const { return Decayed(stakes_, key); }
 
  private:
   struct Layer {
@@ -39,6 +41,10 @@ class DecayedCounts final : public Predictor {
     std::uint64_t step = 0;
   };
 
+  double Decayed(const std::vector<double>& sums, base::ExpertKey key) const {
+    return sums[static_cast<std::size_t>(key.layer) * num_experts_ + static_cast<std::size_t>(key.expert)] /
+           layers_[static_cast<std::size_t>(key.layer)].unit;
+  }
   void Rescale(std::size_t layer);
 
   const std::size_t num_experts_;
@@ -47,6 +53,7 @@ class DecayedCounts final : public Predictor {
   std::vector<Layer> layers_;             // [num_layers]
   std::vector<double> row_uses_;          // [num_layers, num_experts]
   std::vector<double> step_uses_;         // [num_layers, num_experts]
+  std::vector<double> stakes_;            // [num_layers, num_experts]
   std::vector<std::uint64_t> last_step_;  // [num_layers, num_experts]: the latest step that was counted
 };
 

@@ -1,9 +1,9 @@
 // The policy `hub`: the routing hub.
 //
-// What is kept on the device is decided by decayed counts, which say how likely reuse is, and by whose turn
-// comes next in the cycle of layers. Forecasts are for everything else: which guesses start early on a link
-// that would idle, as long as measurement says that this pays; which misses the host computes, and which of
-// these are worth a copy afterwards; what rises to page-locked memory.
+// What is kept on the device is decided by decayed counts, which say how likely reuse is and what a miss
+// would cost then, and by whose turn comes next in the cycle of layers. Forecasts are for everything else:
+// which guesses start early on a link that would idle, as long as measurement says that this pays; which
+// misses the host computes, and which of these are worth a copy afterwards; what rises to page-locked memory.
 #pragma once
 
 #include <cstddef>
@@ -88,6 +88,7 @@ class HubDirector final : public PooledDirector {
     double worth = 0.0;       // by how much its layer ends sooner if it is there and needed
   };
 
+  double Stake(std::int32_t layer) const;
   double PinnedValue(base::ExpertKey key) const;
   double ReusePerStep(base::ExpertKey key) const;
   void SelectRows(const api::StepPlan& plan);
@@ -129,6 +130,7 @@ class HubDirector final : public PooledDirector {
   bool wants_scores_ = true;
 
   // Of the step under way.
+  api::LaneState lanes_;  // when it was told last
   std::int64_t num_step_rows_ = 0;
   std::vector<Row> selected_;             // rows that the forecaster sees
   bool all_selected_ = false;             // these are all rows, in order

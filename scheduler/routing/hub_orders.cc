@@ -49,6 +49,7 @@ std::int32_t HubDirector::RoomForGuesses(const api::LaneState& lanes) const {
 absl::Span<const api::FetchOrder> HubDirector::Orders(std::int32_t layer, const api::LaneState& lanes) {
   orders_.clear();
   orders_in_layer_ = 0;
+  lanes_ = lanes;
   latest_arm_ = layer < 0 ? latest_arm_ : -1;
   EnterLayer(layer);
   // Without a link there is nothing to be early for.
