@@ -7,15 +7,19 @@
 namespace comoe::routing {
 
 // Nothing is saved where nobody waits: what is left of waiting has to be a multiple of what look-ahead takes.
-// Beyond that, steps are looked at in windows. One that did not pay switches the look-ahead off, until a
-// window is tried again; each trial that fails makes the next one rarer. Not thread-safe.
+// Beyond that there is a fading balance of what was saved and what it took. Each trial starts with credit for
+// a few steps; when the balance is used up the look-ahead stops for a while, and each trial that never paid
+// makes the next one rarer. Not thread-safe.
 class ScoreJudge {
  public:
-  static constexpr std::int32_t kWindowSteps = 32;
-  static constexpr std::int32_t kFirstWait = 4;     // windows from switching off to the first trial
-  static constexpr std::int32_t kLongestWait = 64;  // and from a failed trial to the next, at most
+  // What a trial may take in vain, in steps; it fades, too. The first one meets a cold start, whose misses a
+  // guess that comes true saves at once, and which ends by itself.
+  static constexpr double kFirstCredit = 4.0;
+  static constexpr double kCredit = 12.0;
+  static constexpr std::int32_t kFirstWait = 128;  // steps with hope from switching off to the next trial
+  static constexpr std::int32_t kLongestWait = 4096;
 
-  // A trial has to save that share more than it costs.
+  // What makes a trial a success: that share more than it costs.
   explicit ScoreJudge(double hysteresis) : hysteresis_(hysteresis) {}
 
   // One step: seconds that the look-ahead took on the device (0: none, or not measured), seconds of waiting
@@ -25,17 +29,14 @@ class ScoreJudge {
   bool on() const { return on_ && hopeful_; }
 
  private:
-  void EndWindow();
-
   const double hysteresis_;
   bool on_ = true;
-  bool hopeful_ = true;  // there is enough waiting left for the look-ahead to pay at all
-  bool trying_ = false;
+  bool hopeful_ = true;         // there is enough waiting left for the look-ahead to pay at all
+  bool paid_ = false;           // since it was switched on
   double cost_of_step_ = 0.0;   // with look-ahead, of late
   double stall_of_step_ = 0.0;  // of late
-  std::int32_t num_steps_ = 0;  // of the window at hand
-  double cost_ = 0.0, saved_ = 0.0;
-  std::int32_t wait_ = kFirstWait, windows_left_ = 0;
+  double balance_ = 0.0;        // seconds
+  std::int32_t wait_ = kFirstWait, steps_left_ = 0;
 };
 
 }  // namespace comoe::routing

@@ -114,38 +114,53 @@ TEST(MovingForecasterTest, TheHubReportsWhereItsPredictorRuns) {
   EXPECT_TRUE(HubDirector(Shape(), options).report().predictor_on_thread);
 }
 
-void Window(ScoreJudge& judge, double cost, double saved) {
-  for (std::int32_t i = 0; i < ScoreJudge::kWindowSteps; ++i) {
-    judge.Observe(cost, saved, 10.0);
+// Steps with a second of look-ahead each, where it is on, until it is switched off or on; at most 10,000.
+int StepsUntil(bool on, ScoreJudge& judge, double saved) {
+  int steps = 0;
+  while (judge.on() != on && steps < 10000) {
+    const bool works = judge.on();
+    judge.Observe(works ? 1.0 : 0.0, works ? saved : 0.0, 100.0);
+    ++steps;
+  }
+  return steps;
+}
+
+TEST(ScoreJudgeTest, StopsWhatDoesNotPayAndTriesAgainMoreAndMoreRarely) {
+  ScoreJudge judge(0.1);
+  ASSERT_TRUE(judge.on());
+  EXPECT_LE(StepsUntil(false, judge, 0.0), 5) << "a cold start has little credit";
+  int wait = StepsUntil(true, judge, 0.0);
+  EXPECT_EQ(wait, ScoreJudge::kFirstWait);
+  for (int trial = 0; trial < 3; ++trial) {
+    const int steps = StepsUntil(false, judge, 0.0);
+    EXPECT_GT(steps, 5);
+    EXPECT_LT(steps, 15);
+    const int next = StepsUntil(true, judge, 0.0);
+    EXPECT_EQ(next, 2 * wait);
+    wait = next;
   }
 }
 
-TEST(ScoreJudgeTest, StopsWhatDoesNotPayAndTriesAgain) {
+TEST(ScoreJudgeTest, KeepsWhatPaysAndLetsGoOfWhatDoesSoNoLonger) {
   ScoreJudge judge(0.1);
-  Window(judge, 1.0, 1.5);
-  EXPECT_TRUE(judge.on());
-  Window(judge, 1.0, 0.5);
-  EXPECT_FALSE(judge.on());
-  for (std::int32_t i = 0; i < ScoreJudge::kFirstWait; ++i) {
-    EXPECT_FALSE(judge.on());
-    Window(judge, 0.0, 0.0);
-  }
-  EXPECT_TRUE(judge.on()) << "a trial";
-  Window(judge, 1.0, 1.05);
-  for (std::int32_t i = 0; i < 2 * ScoreJudge::kFirstWait; ++i) {
-    EXPECT_FALSE(judge.on()) << "not by enough; the next trial is rarer";
-    Window(judge, 0.0, 0.0);
+  EXPECT_EQ(StepsUntil(false, judge, 1.5), 10000);
+  EXPECT_LT(StepsUntil(false, judge, 0.5), 100);
+  EXPECT_EQ(StepsUntil(true, judge, 0.0), ScoreJudge::kFirstWait) << "it did pay: tried again soon";
+}
+
+TEST(ScoreJudgeTest, KeepsWhatIsFree) {
+  ScoreJudge judge(0.1);
+  for (int i = 0; i < 100; ++i) {
+    judge.Observe(0.0, -1.0, 10.0);
   }
   EXPECT_TRUE(judge.on());
-  Window(judge, 1.0, 2.0);
-  EXPECT_TRUE(judge.on());
-  Window(judge, 0.0, -1.0);
-  EXPECT_TRUE(judge.on()) << "what is free is kept";
 }
 
 TEST(ScoreJudgeTest, DoesNotTryWhereNobodyWaits) {
   ScoreJudge judge(0.1);
-  Window(judge, 1.0, 1.5);
+  for (int i = 0; i < 30; ++i) {
+    judge.Observe(1.0, 1.5, 10.0);
+  }
   EXPECT_TRUE(judge.on());
   for (int i = 0; i < 50; ++i) {
     judge.Observe(judge.on() ? 1.0 : 0.0, 0.0, 0.5);
