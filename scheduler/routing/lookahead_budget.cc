@@ -5,6 +5,10 @@
 namespace comoe::routing {
 
 void LookaheadBudget::Observe(double step_seconds, double lookahead_seconds) {
+  // The limit is for the steps that look ahead, however few they are.
+  if (lookahead_seconds <= 0.0 && width_ > 0) {
+    return;
+  }
   step_seconds_ += step_seconds;
   lookahead_seconds_ += lookahead_seconds;
   if (++num_steps_ < kWindowSteps) {

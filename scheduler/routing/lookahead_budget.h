@@ -5,21 +5,21 @@
 
 namespace comoe::routing {
 
-// Steps are looked at in windows. Several windows in a row above the limit cut the look-ahead to what fits;
-// after a while one layer more is tried for one window, and kept if that leaves room. Each trial that fails
-// makes the next one rarer. Not thread-safe.
+// Steps that look ahead are looked at in windows. Several windows in a row above the limit cut the look-ahead
+// to what fits; after a while one layer more is tried for one window, and kept if that leaves room. Each
+// trial that fails makes the next one rarer. Not thread-safe.
 class LookaheadBudget {
  public:
-  static constexpr std::int32_t kWindowSteps = 32;
+  static constexpr std::int32_t kWindowSteps = 8;
   static constexpr std::int32_t kPatience = 4;        // windows above the limit before a cut
-  static constexpr std::int32_t kFirstWait = 32;      // windows from a cut to the first trial
-  static constexpr std::int32_t kLongestWait = 1024;  // each that fails doubles it, up to this
+  static constexpr std::int32_t kFirstWait = 128;     // windows from a cut to the first trial
+  static constexpr std::int32_t kLongestWait = 4096;  // each that fails doubles it, up to this
 
   // `most`: layers; `limit`: share of a step's time; a trial has to stay `hysteresis` (a share) below it.
   LookaheadBudget(std::int32_t most, double limit, double hysteresis)
       : most_(most), limit_(limit), hysteresis_(hysteresis), width_(most) {}
 
-  // One step: its time on the device's clock, and that of the look-ahead in it.
+  // One step: its time on the device's clock, and that of the look-ahead in it (0: none, or not measured).
   void Observe(double step_seconds, double lookahead_seconds);
 
   std::int32_t width() const { return width_; }

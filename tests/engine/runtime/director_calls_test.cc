@@ -19,8 +19,9 @@
 namespace comoe {
 namespace {
 
+// Enough for several cuts, although the hub looks ahead in few of them.
 constexpr std::int64_t kSteps =
-    2 * routing::LookaheadBudget::kPatience * routing::LookaheadBudget::kWindowSteps;
+    16 * routing::LookaheadBudget::kPatience * routing::LookaheadBudget::kWindowSteps;
 
 cli::EngineOptions Options(const std::string& policy) {
   const char* root = std::getenv("COMOE_SOURCE_DIR");
