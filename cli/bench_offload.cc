@@ -25,7 +25,10 @@ EngineOptions OptionsFor(const BenchOffloadOptions& options, const std::string& 
                          std::int64_t batch) {
   EngineOptions engine = options.engine;
   engine.policy = policy == "naive-pageable" ? "naive" : policy;
-  engine.refuse_pinned = policy == "naive-pageable";
+  const bool pageable = policy == "naive-pageable";
+  const bool emulated = engine.device == "emulated";  // whose system locks no pages then, and stages
+  engine.refuse_pinned = pageable && emulated;
+  engine.page_lock = pageable && !emulated ? "off" : options.engine.page_lock;
   engine.expert_cache_fraction = policy == "resident" ? 1.0 : capacity;
   engine.max_sequences = batch + 1;
   engine.max_batch_tokens = std::max<std::int64_t>(batch, options.run.prompt);
@@ -61,6 +64,11 @@ std::string DefaultIds(const std::string& model) {
 absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options,
                                             const std::vector<std::vector<base::TokenId>>& texts,
                                             const std::string& policy, double capacity, std::int64_t batch) {
+  if (policy == "naive-pageable" && options.engine.device == "cpu") {
+    return absl::InvalidArgumentError(
+        "naive-pageable needs a device apart from the host (--device cuda or emulated): on the cpu nothing "
+        "is copied");
+  }
   COMOE_ASSIGN_OR_RETURN(const std::unique_ptr<EngineBundle> bundle,
                          LoadEngine(OptionsFor(options, policy, capacity, batch)));
   OffloadRunOptions run = options.run;

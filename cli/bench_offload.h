@@ -50,7 +50,7 @@ struct OffloadPoint {
   bool same_tokens = true;  // logits equal those of the first policy, to the bit
 };
 
-// Runs `policy` ("naive-pageable": naive with memory that the system does not lock) in an engine of its own.
+// Runs `policy` ("naive-pageable": naive with memory that is not page-locked) in an engine of its own.
 absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options,
                                             const std::vector<std::vector<base::TokenId>>& texts,
                                             const std::string& policy, double capacity, std::int64_t batch);

@@ -28,14 +28,18 @@ void ChooseDevice(EngineOptions& options) {
   options.device_reason = std::string(found.message());
 }
 
-absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptions& options) {
-  if (options.make_device) {
-    return options.make_device();
-  }
+device::CudaOptions CudaOptionsOf(const EngineOptions& options) {
   device::CudaOptions cuda;
   cuda.ordinal = options.cuda_device;
   cuda.host_threads = HostThreads(options);
-  return device::OpenCudaDevice(options.cuda_plugin, cuda);
+  cuda.ranges = options.nvtx;
+  cuda.one_stream = options.serial == device::EmulatedSerial::kOneStream;
+  return cuda;
+}
+
+absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptions& options) {
+  return options.make_device ? options.make_device()
+                             : device::OpenCudaDevice(options.cuda_plugin, CudaOptionsOf(options));
 }
 
 absl::StatusOr<const kernels::KernelTable*> CudaKernelsFor(const EngineOptions& options,

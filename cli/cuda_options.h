@@ -9,6 +9,7 @@
 #include "cli/engine_options.h"
 #include "engine/base/host.h"
 #include "engine/checkpoint/memory_plan.h"
+#include "engine/device/cuda/cuda_device.h"
 #include "engine/device/device.h"
 #include "engine/kernels/kernel_table.h"
 
@@ -16,6 +17,9 @@ namespace comoe::cli {
 
 // --device auto: cuda where there is such a device, else the cpu and, in one line, why (device_reason).
 void ChooseDevice(EngineOptions& options);
+
+// What the flags ask of the device.
+device::CudaOptions CudaOptionsOf(const EngineOptions& options);
 
 // --device cuda. UNAVAILABLE says in one line why there is none.
 absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptions& options);

@@ -34,10 +34,28 @@ constexpr Probe kProbes[] = {{"gpu.present", ProbeGpu},          {"link.rate", P
                              {"tiers.slots", ProbeTiers},        {"run.steps", ProbeRun},
                              {"predictor.cost", ProbePredictor}, {"binding", ProbeBinding}};
 
+// What can be broken on a card without breaking it.
+absl::Status ApplyCudaFault(DoctorOptions& options) {
+  if (options.fault == "refuse-pinned") {
+    options.engine.page_lock = "off";
+  } else if (options.fault == "one-stream") {
+    options.engine.serial = device::EmulatedSerial::kOneStream;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--fault ", options.fault,
+        ": on a card there are refuse-pinned, one-stream and slow-predictor; for blocking launches set "
+        "CUDA_LAUNCH_BLOCKING=1"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ApplyFault(DoctorOptions& options) {
   EngineOptions& engine = options.engine;
   if (options.fault.empty() || options.fault == "slow-predictor") {
     return absl::OkStatus();
+  }
+  if (engine.device == "cuda") {
+    return ApplyCudaFault(options);
   }
   if (options.fault == "refuse-pinned") {
     engine.refuse_pinned = true;
@@ -68,8 +86,8 @@ absl::Status ApplyFault(DoctorOptions& options) {
 // Model and device as far as they can be had; what cannot be had is for the probes to say.
 absl::Status Prepare(DoctorContext& context) {
   EngineOptions& engine = context.options.engine;
-  COMOE_RETURN_IF_ERROR(ApplyFault(context.options));
   ChooseDevice(engine);
+  COMOE_RETURN_IF_ERROR(ApplyFault(context.options));
   engine.policy = PolicyOf(engine);
   engine.quiet = true;
   context.host = base::ReadHostMemory(context.options.root);
@@ -157,7 +175,7 @@ void AddDoctorCommand(CLI::App& app, absl::Status& result) {
   command->add_flag("--json", options->json, "print JSON");
   // For tests.
   command->add_option("--root", options->root, "where /proc and /sys lie")->group("");
-  command->add_option("--fault", options->fault, "break the emulated accelerator on purpose")->group("");
+  command->add_option("--fault", options->fault, "break the device on purpose")->group("");
   command->callback([options, &result] { result = Doctor(*options); });
 }
 

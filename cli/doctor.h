@@ -30,7 +30,8 @@ struct DoctorOptions {
 };
 
 // "refuse-pinned", "one-stream", "blocking-launches", "half-rate", "failing-copies", "slow-predictor":
-// set-ups that the emulated accelerator can break.
+// set-ups that the emulated accelerator can break. Of these, a card can "refuse-pinned" (--page-lock off) and
+// have "one-stream".
 absl::Span<const absl::string_view> FaultNames();
 
 // Runs every probe: a few seconds without a large model. What a probe cannot measure is a failure in the

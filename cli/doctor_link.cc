@@ -172,9 +172,14 @@ absl::Status ProbeLink(DoctorContext& context) {
   device::Device& device = *context.device;
   absl::StatusOr<std::unique_ptr<LaneBench>> pinned =
       LaneBench::Create(device, device::MemoryKind::kPinned, context.options.copy_bytes);
-  context.pinned = pinned.ok();
+  const bool wanted = context.engine().page_lock == "on";
+  context.pinned = pinned.ok() && wanted;
   if (context.pinned) {
     context.Add("link.pinned", Severity::kOk, "memory can be page-locked", "it can");
+  } else if (pinned.ok()) {
+    context.Add("link.pinned", Severity::kFailure, "not asked for: --page-lock off",
+                "memory that the device may read on its own",
+                "leave --page-lock off out: every copy is slow and hides nothing with it");
   } else {
     context.Add(
         "link.pinned", Severity::kFailure, absl::StrCat("refused: ", std::string(pinned.status().message())),

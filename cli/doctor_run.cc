@@ -150,7 +150,8 @@ void JudgeCopies(const api::OffloadTotals& totals, DoctorContext& context) {
   context
       .Add("run.pageable_source", totals.unpinned_copies > 0 ? Severity::kFailure : Severity::kOk,
            absl::StrCat(totals.unpinned_copies, " copies came straight from pageable memory"), "none",
-           "page-locked memory was refused or is too small: link.pinned, --pinned-bytes")
+           "page-locked memory was refused, is too small or not asked for: link.pinned, --pinned-bytes, "
+           "--page-lock")
       .values = {{"unpinned_copies", static_cast<double>(totals.unpinned_copies)}};
 }
 

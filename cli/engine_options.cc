@@ -152,6 +152,7 @@ experts::TieredOptions TieredOptions(const EngineOptions& options, const TierBud
   tiers.device_staging_slots = static_cast<std::int32_t>(budget.device_staging_slots);
   tiers.pinned_slots = static_cast<std::int32_t>(budget.pinned_slots);
   tiers.pinned_staging_slots = static_cast<std::int32_t>(budget.pinned_staging_slots);
+  tiers.page_lock = options.page_lock == "on";
   tiers.exclusive = options.tiers == "exclusive";
   tiers.packed_path = options.expert_file;
   tiers.verify_packed = true;
@@ -249,7 +250,7 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
   if (options.device == "cuda") {
     COMOE_ASSIGN_OR_RETURN(parts.kernels, CudaKernelsFor(options, *bundle.device_));
   }
-  parts.experts_stay = options.policy == "resident" && !options.make_director;
+  parts.capture_steps = options.cuda_graphs == "on";
   parts.host_lane_kernels = options.host_lane == "on" ? on_host : nullptr;
   parts.copy_limit = options.copy_limit;
   return absl::OkStatus();
@@ -348,14 +349,21 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
                        "cpu device every expert is computed where it lies: use resident"));
     }
     if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
-        !options.pinned_bytes.empty() || !options.host_lane.empty() || !options.expert_file.empty()) {
+        !options.pinned_bytes.empty() || !options.host_lane.empty() || !options.expert_file.empty() ||
+        options.page_lock != "on") {
       return absl::UnimplementedError(
-          "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes, --expert-file and --host-lane need "
-          "a device "
+          "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes, --page-lock, --expert-file and "
+          "--host-lane need a device "
           "apart from the host (--device emulated); the cpu device has no tiers: leave them out");
     }
   } else {
     COMOE_RETURN_IF_ERROR(CheckOffloadOptions(options));
+    if (options.page_lock != "on" && options.policy == "resident") {
+      return absl::InvalidArgumentError(
+          "--page-lock off shows what copies of experts from ordinary memory cost, and --policy resident "
+          "copies "
+          "none: choose another policy");
+    }
   }
   if (options.max_batch_tokens < 1 || options.max_batch_tokens > 65536) {
     return absl::InvalidArgumentError(
@@ -387,6 +395,13 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.add_option("--cuda-device", options.cuda_device, "which NVIDIA card")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option(
+         "--cuda-graphs", options.cuda_graphs,
+         "on | off: what a step does between two decisions is launched on an NVIDIA card as one graph")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  app.add_flag("--nvtx", options.nvtx,
+               "name steps, layers and stages in the timeline of a profiler (nsys) of an NVIDIA card");
   app.add_option("--cuda-plugin", options.cuda_plugin,
                  "libcomoe_cuda.so (default: beside the program, or in ../lib)");
   app.add_option(
@@ -409,6 +424,12 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
                  "the same in bytes (needs a device apart from the host)");
   app.add_option("--pinned-bytes", options.pinned_bytes,
                  "page-locked host memory for experts (needs a device apart from the host)");
+  app.add_option(
+         "--page-lock", options.page_lock,
+         "on | off: the memory that experts are copied to the device from; off is slow, and shows what "
+         "page-locking is worth")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
   app.add_option("--host-lane", options.host_lane,
                  "on | off: may the CPU compute missed experts (needs a device apart from the host)")
       ->check(CLI::IsMember({"on", "off"}));

@@ -37,6 +37,8 @@ struct EngineOptions {
   std::string activations = "f32";         // f32 | bf16: what products on a GPU make of them
   std::string cuda_plugin;                 // "": libcomoe_cuda.so, beside the program or in ../lib
   int cuda_device = 0;                     // which card
+  bool nvtx = false;                       // named ranges for a profiler of the card
+  std::string cuda_graphs = "on";          // on | off
   std::string policy;                      // "": resident on the cpu, else simple
   int threads = 0;                         // 0: as many as affinity and cgroup allow
   std::string kv_bytes;                    // "": from context and sequences
@@ -44,6 +46,7 @@ struct EngineOptions {
   std::string expert_cache_bytes;          // "": not set
   std::string pinned_bytes;                // "": not set
   double expert_cache_fraction = -1.0;     // < 0: not set
+  std::string page_lock = "on";            // on | off: experts that are copied to the device
   std::string host_lane;                   // "", on, off
   std::string tiers = "inclusive";         // inclusive | exclusive
   std::string expert_file;                 // "": experts that are not pinned lie in memory, not on disk

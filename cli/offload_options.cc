@@ -137,8 +137,10 @@ absl::StatusOr<TierBudget> PlanTiers(const EngineOptions& options, std::int64_t 
                                  : asked > 0
                                      ? std::min(asked, slots)
                                      : std::clamp<std::int64_t>(slots / kSlotsPerStaging, 1, kMaxStaging);
-    budget.device_staging_slots = staging;
-    budget.device_slots = options.policy == "naive" ? 0 : std::min(slots - staging, num_experts);
+    // Where all fit, nothing passes through, and what is reserved for it comes on top, as with `resident`.
+    const bool all = slots >= num_experts && options.policy != "naive";
+    budget.device_staging_slots = all ? 1 : staging;
+    budget.device_slots = options.policy == "naive" ? 0 : all ? num_experts : slots - staging;
   }
   budget.pinned_slots = Share(hub.pinned_share, num_experts);
   if (!options.pinned_bytes.empty()) {

@@ -92,6 +92,12 @@ struct StepTimes {
 // if any expert is not in them, ObserveLookahead for as many layers ahead as lookahead() says (after the
 // layer's certain copies were started), Orders(layer); then EndStep, ObserveStepTime. OnVacated at any time
 // between.
+//
+// A layer whose experts are all on the device runs without asking, on devices that can. Its routing is told
+// later, in the order of layers: before that of the next layer that asks, or before EndStep; there is no
+// look-ahead from it or to it. Orders(layer) comes as soon as it is queued, before its routing is known, and
+// only if the MoE layer after it (after the last, the first of the next step) is not all there; likewise
+// Orders(-1).
 class ExpertDirector {
  public:
   virtual ~ExpertDirector() = default;

@@ -14,6 +14,16 @@ absl::string_view DeviceKindName(DeviceKind kind) {
   return "unknown";
 }
 
+absl::Status Stream::Put(std::byte* /*target*/, const void* /*data*/, std::size_t /*bytes*/) {
+  return absl::UnimplementedError("only a device apart from the host has memory to put something to");
+}
+
+absl::Status Stream::BeginCapture() {
+  return absl::UnimplementedError("work of this stream is run, and not kept");
+}
+absl::StatusOr<std::unique_ptr<Stream::Captured>> Stream::EndCapture() { return BeginCapture(); }
+absl::Status Stream::Replay(Captured& /*work*/) { return BeginCapture(); }
+
 absl::Status Stream::Submit(HostWork& /*work*/) {
   return absl::UnimplementedError("only a host stream runs host work");
 }

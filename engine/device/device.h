@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "engine/base/ids.h"
 #include "engine/base/stage.h"
 
 namespace comoe::device {
@@ -138,9 +139,17 @@ class Stream {
 
   // Labels the work queued from now on, for reports and timelines.
   virtual void SetStage(const base::Stage& /*stage*/) {}
+  // What is queued between the two belongs to a step: for profilers.
+  virtual void BeginStep(base::StepId /*step*/) {}
+  virtual void EndStep() {}
   // Copies `bytes` after all work queued before; both ends must live until an event recorded after it has
   // happened, and a host end should be pinned (a pageable one makes the copy synchronous and slow).
   virtual absl::Status CopyAsync(std::byte* target, const std::byte* source, std::size_t bytes) = 0;
+  // Compute streams of devices whose memory is out of the host's reach: writes `bytes` bytes, which are read
+  // during the call, to device memory after all work queued before. For a few KiB that must not queue behind
+  // copies: they travel with the queue. `target` is aligned to 16 bytes, and up to 15 bytes after them are
+  // written too.
+  virtual absl::Status Put(std::byte* target, const void* data, std::size_t bytes);
   // Streams of kind kHost: runs `work` after all work queued before, maybe on another thread and later; it
   // gets a stream for kernels. `work` and all it refers to live until an event recorded after it has
   // happened.
@@ -153,6 +162,20 @@ class Stream {
   // From within a HostWork: it has read `bytes` from disk. For devices that simulate or measure how long that
   // takes.
   virtual void CountDiskRead(std::size_t /*bytes*/) {}
+  // Compute streams of devices that can: work queued from BeginCapture to EndCapture is not run but kept, for
+  // Replay to run it as often as one likes, with less to do for host and device. It keeps all addresses and
+  // sizes, but reads what lies there anew. Only kernels may be queued meanwhile, and only such as were queued
+  // with the same sizes before. EndCapture always follows; its error, or theirs: there is nothing to replay.
+  class Captured {
+   public:
+    virtual ~Captured() = default;
+  };
+  virtual bool can_capture() const { return false; }
+  virtual absl::Status BeginCapture();
+  virtual absl::StatusOr<std::unique_ptr<Captured>> EndCapture();
+  virtual absl::Status Replay(Captured& work);
+  // Changes when something that kept work refers to has moved: then that is not to be replayed any more.
+  virtual std::uint64_t capture_version() const { return 0; }
   // An event that happens when all work queued so far is done. Work that failed fails its events.
   virtual absl::StatusOr<Event> Record() = 0;
   // Work queued after this waits for `event`, which may belong to another stream, along the named edge. Does
@@ -204,8 +227,8 @@ class Device {
   // One line for people: which device, and what it has.
   virtual std::string Describe() const = 0;
   virtual MemoryInfo memory(MemoryKind kind) const = 0;
-  // Whether the host may read and write device memory as its own. Where it may not, bytes get there and back by
-  // copies on streams.
+  // Whether the host may read and write device memory as its own. Where it may not, bytes get there and back
+  // by copies on streams.
   virtual bool host_accessible() const { return true; }
   // Whether its kernels read dense weight matrices row after row, and not in panels (tensor::MatrixOrder).
   virtual bool row_major_weights() const { return false; }

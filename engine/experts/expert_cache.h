@@ -65,6 +65,12 @@ struct Served {
   base::WaitEdge edge = base::WaitEdge::kDemandCopy;  // what waiting for `ready` is
 };
 
+// Where all experts of a layer lie on the device.
+struct LayerPlaces {
+  absl::Span<const std::uint64_t> addresses;  // [E]; valid until the cache is asked for the layer again
+  std::uint64_t version = 0;                  // other addresses have another one; never 0
+};
+
 // Owned by the engine thread.
 class ExpertCache {
  public:
@@ -88,6 +94,17 @@ class ExpertCache {
   // Ends a lease although work that reads the bytes may still be queued: they stay until `last_use` has
   // happened.
   virtual void Release(Lease lease, const device::Event& last_use) = 0;
+
+  // Whether every expert of `layer` lies in a device slot, its copy done. Cheap while that changes for none
+  // of them.
+  virtual bool LayerIsThere(std::int32_t /*layer*/) { return false; }
+  // If so, leases all of them at once: none moves until ReleaseLayer. Several layers can be leased. nullopt:
+  // not all are there.
+  virtual std::optional<LayerPlaces> LeaseLayer(std::int32_t /*layer*/) { return std::nullopt; }
+  // Ends the lease of a layer, which has passed: the bytes stay until `last_use` has happened.
+  virtual void ReleaseLayer(std::int32_t /*layer*/, const device::Event& /*last_use*/) {}
+  // Which of its experts, each named once, a layer that was leased has used: for the sums.
+  virtual void CountHits(std::int32_t /*layer*/, absl::Span<const std::int32_t> /*experts*/) {}
 
   // Starts, or queues, copies ahead of need. What cannot be done is dropped, and reported by TakeVacated.
   virtual void Prefetch(absl::Span<const api::FetchOrder> orders) = 0;

@@ -18,6 +18,7 @@ void TieredExpertCache::Claim(Tier tier, std::int32_t s, std::int32_t n) {
   }
   if (const std::int32_t before = slot.expert; before >= 0) {
     SlotOf(tier, before) = kNone;
+    Changed(tier, before);
     if (GuessOf(tier, before) >= 0) {
       TakeBack(tier, before, true);
     }
@@ -25,11 +26,13 @@ void TieredExpertCache::Claim(Tier tier, std::int32_t s, std::int32_t n) {
   Unclaim(tier, n);
   slot.expert = n;
   SlotOf(tier, n) = s;
+  Changed(tier, n);
 }
 
 void TieredExpertCache::Unclaim(Tier tier, std::int32_t n) {
   if (const std::int32_t s = std::exchange(SlotOf(tier, n), kNone); s >= 0) {
     places(tier).slot(s).expert = kNone;
+    Changed(tier, n);
   }
 }
 
@@ -51,6 +54,9 @@ void TieredExpertCache::Refuse(Tier tier, std::int32_t slot, std::int32_t n, boo
 
 void TieredExpertCache::Clear(Spot spot) {
   Place& place = at(spot);
+  if (spot.tier == Tier::kDevice) {
+    KeepLastUse(place);
+  }
   const std::int32_t n = std::exchange(place.expert, kNone);
   place.failed = false;
   place.leaving = false;
@@ -63,6 +69,7 @@ void TieredExpertCache::Clear(Spot spot) {
   }
   if (PlaceOf(spot.tier, n) == spot.place) {
     PlaceOf(spot.tier, n) = kNone;
+    Changed(spot.tier, n);
   }
   if (spot.tier == Tier::kHost) {
     free_host_.push_back(spot.place);

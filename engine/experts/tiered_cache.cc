@@ -322,6 +322,10 @@ void TieredExpertCache::Enqueue(std::int32_t n, const api::FetchOrder& order) {
 
 void TieredExpertCache::LayerPassed(std::int32_t layer) {
   Scope scope(*transfers_);
+  Passed(layer);
+}
+
+void TieredExpertCache::Passed(std::int32_t layer) {
   if (layer != position_) {
     Touch(layer);
   }

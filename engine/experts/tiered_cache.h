@@ -46,6 +46,9 @@ struct TieredOptions {
   // >= 1. On the way from host memory or the file, and what the host lane reads from the file. Guesses and
   // the host lane leave one, so that with 1 they get nothing from there.
   std::int32_t pinned_staging_slots = 8;
+  // false: the slots of the tier `pinned` lie in ordinary memory, which shows what page-locking is worth:
+  // every copy to the device is slow, and holds up who queues it.
+  bool page_lock = true;
   bool exclusive = false;
   // Exclusive: spare places of each tier, so many swaps can be under way; what is beyond goes through
   // staging.
@@ -93,6 +96,10 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   // FAILED_PRECONDITION when it is on the device only.
   absl::StatusOr<Served> AcquireHost(base::ExpertKey key) override;
   void Release(Lease lease, const device::Event& last_use) override;
+  bool LayerIsThere(std::int32_t layer) override;
+  std::optional<LayerPlaces> LeaseLayer(std::int32_t layer) override;
+  void ReleaseLayer(std::int32_t layer, const device::Event& last_use) override;
+  void CountHits(std::int32_t layer, absl::Span<const std::int32_t> experts) override;
   void Prefetch(absl::Span<const api::FetchOrder> orders) override;
   void LayerPassed(std::int32_t layer) override;
   void Failed(Lease lease, const absl::Status& status) override;
@@ -101,7 +108,9 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   void AddTotals(api::OffloadTotals& totals) const override;
   absl::Span<const api::CopySample> TakeCopySamples() override;
   const tensor::BlobLayout& layout() const override { return index_.layout(); }
-  std::int64_t leased() const override { return device_.leases() + pinned_.leases() + host_.leases(); }
+  std::int64_t leased() const override {
+    return device_.leases() + pinned_.leases() + host_.leases() + leased_layers_;
+  }
 
   // Copies that have not ended, guesses included that are on their way.
   std::int32_t copies_under_way() const;
@@ -120,6 +129,16 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
     std::int32_t pinned_slot = kNone;
     std::int32_t device_guess = kNone;  // not on the link yet
     std::int32_t pinned_guess = kNone;
+  };
+  // All experts of a layer, which may be leased together. Constant but where it says otherwise.
+  struct Layer {
+    std::int32_t first = kNone;            // the number of its expert 0; kNone: a dense layer
+    std::uint64_t changes = 1;             // of where its experts lie, or are to lie; counted
+    std::uint64_t checked = 0;             // `changes` when the two below were found
+    bool there = false;                    // all are in device slots
+    std::vector<std::uint64_t> addresses;  // [E]
+    std::int32_t leases = 0;               // counted
+    device::Event last_use;                // of the lease that ended last
   };
   struct Spot {
     base::Tier tier = base::Tier::kDisk;  // kDisk: the file
@@ -140,6 +159,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
     std::int32_t place = kNone;
     std::int32_t slot = api::kStagingSlot;
     bool refused = false;  // the slot could not be had
+    bool later = false;    // but can be soon
     bool unusable = false;
   };
 
@@ -164,6 +184,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   std::int32_t& GuessOf(base::Tier tier, std::int32_t n);
   Spot Find(const std::byte* data) const;
   void Touch(std::int32_t layer);
+  void Passed(std::int32_t layer);
   Served Serve(Spot spot);
   void CountMiss(std::int32_t n);
   bool JustVacated(base::ExpertKey key) const;
@@ -171,6 +192,24 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   void OrderToDevice(std::int32_t n, const api::FetchOrder& order);
   void OrderToPinned(std::int32_t n, const api::FetchOrder& order);
   void Enqueue(std::int32_t n, const api::FetchOrder& order);
+
+  // tiered_layers.cc
+  void FindLayers();
+  Layer& LayerOf(std::int32_t n) { return layers_[static_cast<std::size_t>(key(n).layer)]; }
+  const Layer& LayerOf(std::int32_t n) const { return layers_[static_cast<std::size_t>(key(n).layer)]; }
+  bool CheckLayer(std::int32_t layer);
+  // Something that CheckLayer looks at has changed for expert n.
+  void Changed(base::Tier tier, std::int32_t n) {
+    if (tier == base::Tier::kDevice) {
+      ++LayerOf(n).changes;
+    }
+  }
+  // Whether a device place is leased, by itself or with its layer.
+  bool InUse(const Place& place) const {
+    return place.leased() || (place.expert >= 0 && !place.transient && LayerOf(place.expert).leases > 0);
+  }
+  // Before the expert leaves a device place: whoever overwrites it waits for what used the whole layer.
+  void KeepLastUse(Place& place);
 
   // tiered_moves.cc: what TransferEngine calls, and what starts copies.
   void OnCopied(std::int32_t id, const Copy& copy, const absl::Status& status, bool hung) override;
@@ -230,6 +269,8 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   Places pinned_;
   Places host_;
   std::vector<Expert> experts_;
+  std::vector<Layer> layers_;
+  std::int64_t leased_layers_ = 0;
   std::vector<std::int32_t> free_host_;
   std::vector<std::int32_t> empty_pinned_slots_;  // or taken again; each at most once
   std::uint64_t taken_ = 0;

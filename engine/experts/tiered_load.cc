@@ -57,6 +57,7 @@ TieredExpertCache::TieredExpertCache(checkpoint::ModelConfig config, checkpoint:
   const std::size_t most = static_cast<std::size_t>(options.transfers.queue_capacity) + 64;
   vacated_.reserve(most);
   handed_out_.reserve(most);
+  FindLayers();
 }
 
 absl::Status TieredExpertCache::Reserve() {
@@ -87,12 +88,16 @@ absl::Status TieredExpertCache::ReservePinned() {
   const auto bytes = [&](std::int32_t slots) {
     return static_cast<std::size_t>(slots + spares + kReserves) * stride;
   };
+  const device::MemoryKind kind =
+      options_.page_lock ? device::MemoryKind::kPinned : device::MemoryKind::kHost;
   std::int32_t slots = asked;
-  absl::StatusOr<device::Buffer> slab =
-      accelerator_.Allocate(device::MemoryKind::kPinned, bytes(slots), alignment);
-  while (!slab.ok() && slots > 0) {
+  absl::StatusOr<device::Buffer> slab = accelerator_.Allocate(kind, bytes(slots), alignment);
+  while (!slab.ok() && slots > 0 && options_.page_lock) {
     slots /= 2;
-    slab = accelerator_.Allocate(device::MemoryKind::kPinned, bytes(slots), alignment);
+    slab = accelerator_.Allocate(kind, bytes(slots), alignment);
+  }
+  if (!slab.ok() && !options_.page_lock) {
+    return base::Annotate(slab.status(), absl::StrCat("host memory for ", slots, " experts"));
   }
   if (!slab.ok()) {
     base::Logf(

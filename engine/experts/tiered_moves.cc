@@ -39,6 +39,9 @@ absl::Status TieredExpertCache::StartMove(const Move& move) {
   Place* from = move.from.tier == Tier::kDisk ? nullptr : &at(move.from);
   std::array<TransferEngine::After, Readers::kMost + 2> after;
   std::size_t count = 0;
+  if (move.to.tier == Tier::kDevice) {
+    KeepLastUse(to);
+  }
   to.readers.ForEach([&](const device::Event& event) {
     if (!event.Done()) {
       after[count++] = {&event, base::WaitEdge::kSlotFree};
@@ -88,6 +91,7 @@ absl::Status TieredExpertCache::StartMove(const Move& move) {
   to.taken = ++taken_;
   if (!move.transient) {
     PlaceOf(move.to.tier, move.expert) = move.to.place;
+    Changed(move.to.tier, move.expert);
   }
   return absl::OkStatus();
 }
@@ -105,7 +109,7 @@ std::int32_t TieredExpertCache::FindPinnedSpare(std::int32_t left) const {
 TieredExpertCache::Target TieredExpertCache::ChooseTarget(std::int32_t n, std::int32_t slot,
                                                           bool from_pinned) const {
   const auto may_take = [this](const Place& place) {
-    return Free(place) || (!place.leaving && Droppable(Tier::kDevice, place.expert));
+    return !InUse(place) && (Free(place) || (!place.leaving && Droppable(Tier::kDevice, place.expert)));
   };
   Target target;
   if (slot != api::kStagingSlot) {
@@ -117,14 +121,16 @@ TieredExpertCache::Target TieredExpertCache::ChooseTarget(std::int32_t n, std::i
       // A victim of a swap is kept even if the file has it: it goes to where the newcomer was.
       const bool keep = options_.exclusive && place.there() && place.expert != n &&
                         (from_pinned || !Droppable(Tier::kDevice, place.expert));
-      if (!keep && !place.leased()) {
+      const bool in_use = InUse(place);
+      if (!keep && !in_use) {
         return {wanted.place, slot};
       }
-      if (options_.exclusive) {
+      target.later = in_use && !place.leased();
+      if (options_.exclusive && !target.later) {
         // One spare place stays free, so that any expert can be had.
         std::int32_t free = 0;
         for (const std::int32_t i : device_.spares()) {
-          free += device_[i].usable && !device_[i].leased() && may_take(device_[i]) ? 1 : 0;
+          free += device_[i].usable && may_take(device_[i]) ? 1 : 0;
         }
         if (free >= 2) {
           return {device_.FindSpare(may_take), slot};
@@ -203,7 +209,7 @@ Start TieredExpertCache::StartGuess(std::int32_t id) {
   const Target target = ChooseTarget(n, guess.slot, x.pinned >= 0);
   Spot from = {Tier::kPinned, guess.staged_place >= 0 ? guess.staged_place : x.pinned};
   absl::Status started;
-  if (target.refused && options_.exclusive && !target.unusable) {
+  if (target.refused && (options_.exclusive || target.later) && !target.unusable) {
     return Start::kLater;
   }
   if (target.refused) {
@@ -344,6 +350,7 @@ void TieredExpertCache::OnCopied(std::int32_t id, const Copy& copy, const absl::
     Vacate(to, false);
   } else if (current && status.ok()) {
     place.arrived = device::Event();
+    Changed(to.tier, copy.expert);
     if (place.transient && !place.leased() && !place.held) {
       Clear(to);
     }
@@ -376,7 +383,7 @@ void TieredExpertCache::FinishEviction(const Copy& copy, const absl::Status& sta
   if (!is_there) {
     return;
   }
-  if (source.slot >= 0 || source.leased()) {
+  if (source.slot >= 0 || source.leased() || (from.tier == Tier::kDevice && InUse(source))) {
     Clear(to);  // wanted again meanwhile
   } else {
     Clear(from);
@@ -412,7 +419,7 @@ void TieredExpertCache::Settle() {
 void TieredExpertCache::SettleDevice() {
   for (const std::int32_t i : device_.spares()) {
     Place& place = device_[i];
-    if (!place.there() || place.leaving || place.leased() || !place.usable) {
+    if (!place.there() || place.leaving || InUse(place) || !place.usable) {
       continue;
     }
     const Expert& x = expert(place.expert);

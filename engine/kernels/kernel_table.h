@@ -17,12 +17,14 @@ struct EmbedArgs;
 struct RmsNormArgs;
 struct MatMulArgs;
 struct RopeArgs;
+struct PrepareSequencesArgs;
 struct AppendKvArgs;
 struct AttentionArgs;
 struct MoeGateArgs;
 struct ExpertFfnArgs;
 struct MoeCombineArgs;
 struct MoeResidentArgs;
+struct TopLogitsArgs;
 struct AddArgs;
 struct ClampArgs;
 
@@ -39,8 +41,13 @@ struct KernelTable {
   absl::Status (*moe_combine)(const MoeCombineArgs&, device::Stream&) = nullptr;
   absl::Status (*add)(const AddArgs&, device::Stream&) = nullptr;
   absl::Status (*clamp)(const ClampArgs&, device::Stream&) = nullptr;
+  // nullptr where kernels read the host's lists.
+  absl::Status (*prepare_sequences)(const PrepareSequencesArgs&, device::Stream&) = nullptr;
   // nullptr where the host says what each expert computes.
   absl::Status (*moe_resident)(const MoeResidentArgs&, device::Stream&) = nullptr;
+  // nullptr where the host sees all logits anyway; else worth it from so many logits of a step on.
+  absl::Status (*top_logits)(const TopLogitsArgs&, device::Stream&) = nullptr;
+  std::int64_t top_logits_from = 0;
 };
 
 // Plain loops on one thread, float32 accumulation.

@@ -18,3 +18,4 @@
 #include "engine/kernels/paged_attention.h"  // IWYU pragma: export
 #include "engine/kernels/rms_norm.h"         // IWYU pragma: export
 #include "engine/kernels/rope.h"             // IWYU pragma: export
+#include "engine/kernels/top_logits.h"       // IWYU pragma: export

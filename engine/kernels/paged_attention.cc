@@ -9,6 +9,24 @@
 
 namespace comoe::kernels {
 
+absl::Status PrepareSequences(const KernelTable& table, const PrepareSequencesArgs& args,
+                              device::Stream& stream) {
+  constexpr absl::string_view kOp = "PrepareSequences";
+  if (!HasPrepareSequences(table)) {
+    return absl::UnimplementedError(absl::StrCat(kOp, ": the kernels ", table.name, " do not have it"));
+  }
+  for (const SequenceRows& seq : args.sequences) {
+    const auto blocks = static_cast<std::int64_t>(seq.blocks.size());
+    if (seq.num_rows != 1 || seq.start_position < 0 ||
+        seq.start_position >= blocks * tensor::kKvBlockTokens) {
+      return BadArgument(kOp, absl::StrCat(seq.num_rows, " rows at position ", seq.start_position, ", and ",
+                                           blocks, " blocks"));
+    }
+  }
+  return args.table < 0 ? BadArgument(kOp, absl::StrCat("table ", args.table))
+                        : table.prepare_sequences(args, stream);
+}
+
 absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device::Stream& stream) {
   constexpr absl::string_view kOp = "AppendKv";
   COMOE_RETURN_IF_ERROR(CheckKv(kOp, args.kv));

@@ -23,6 +23,27 @@ struct SequenceRows {
   absl::Span<const base::BlockId> blocks;  // block i holds positions [16 i, 16 i + 16)
 };
 
+// Brings the sequences of a step, one row each, to where the device's kernels find them, so that AppendKv and
+// Attention of all layers need not bring them again: table `table` holds them until it is prepared anew.
+// Optional (HasPrepareSequences).
+struct PrepareSequencesArgs {
+  std::int32_t table = 0;  // a small number
+  absl::Span<const SequenceRows> sequences;
+};
+inline bool HasPrepareSequences(const KernelTable& table) { return table.prepare_sequences != nullptr; }
+absl::Status PrepareSequences(const KernelTable& table, const PrepareSequencesArgs& args,
+                              device::Stream& stream);
+
+// A bound of positions that is the same for many steps, at most half as much again: prepared sequences are
+// attended to as if they might be that long, which changes no bit.
+constexpr std::int64_t ContextBound(std::int64_t positions) {
+  std::int64_t bound = 256;
+  while (bound < positions) {
+    bound = bound % 3 == 0 ? bound / 3 * 4 : bound / 2 * 3;
+  }
+  return bound;
+}
+
 // Stores keys and values of the step's rows in their blocks, rounded to the cache's dtype (StoreKv). Blocks
 // of different sequences that are written differ, and none of them is kNoBlock. Rows of no sequence are not
 // stored.
@@ -31,6 +52,7 @@ struct AppendKvArgs {
   tensor::TensorView values;  // [T, G * P]
   absl::Span<const SequenceRows> sequences;
   tensor::KvView kv;
+  std::int32_t table = -1;  // where the same sequences are prepared; -1: nowhere
 };
 absl::Status AppendKv(const KernelTable& table, const AppendKvArgs& args, device::Stream& stream);
 
@@ -49,6 +71,7 @@ struct AttentionArgs {
   std::int64_t window = 0;  // positions; 0: all
   float scale = 0.0F;       // of q.k, usually 1/sqrt(P)
   tensor::TensorView out;   // [T, H * P]
+  std::int32_t table = -1;  // as of AppendKvArgs
 };
 absl::Status Attention(const KernelTable& table, const AttentionArgs& args, device::Stream& stream);
 

@@ -59,7 +59,9 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
 
   const auto group = static_cast<std::size_t>(context.groups.group_of_layer[static_cast<std::size_t>(layer)]);
   const tensor::KvView& kv = context.kv.layer(layer);
-  COMOE_RETURN_IF_ERROR(kernels::AppendKv(table, {keys, values, context.sequences[group], kv}, stream));
+  const std::int32_t prepared = context.prepared ? static_cast<std::int32_t>(group) : -1;
+  COMOE_RETURN_IF_ERROR(
+      kernels::AppendKv(table, {keys, values, context.sequences[group], kv, prepared}, stream));
   kernels::AttentionArgs attention;
   attention.queries = queries;
   attention.sequences = context.sequences[group];
@@ -68,6 +70,7 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
   attention.window = config.layers[static_cast<std::size_t>(layer)].window_tokens;
   attention.scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim));
   attention.out = attended;
+  attention.table = prepared;
   COMOE_RETURN_IF_ERROR(kernels::Attention(table, attention, stream));
 
   COMOE_RETURN_IF_ERROR(kernels::MatMul(

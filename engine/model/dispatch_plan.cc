@@ -36,4 +36,13 @@ void DispatchPlan::Build(absl::Span<const std::int32_t> experts) {
   }
 }
 
+double DispatchPlan::Imbalance() const {
+  std::int64_t most = 0;
+  for (const Group& group : groups_) {
+    most = std::max(most, group.count);
+  }
+  return static_cast<double>(most * static_cast<std::int64_t>(next_.size())) /
+         static_cast<double>(std::max<std::size_t>(num_slots_, 1));
+}
+
 }  // namespace comoe::model

@@ -22,6 +22,8 @@ class DispatchPlan {
     std::int64_t count = 0;
   };
   absl::Span<const Group> groups() const { return groups_; }
+  // Most rows of an expert over the mean of all experts.
+  double Imbalance() const;
   // [T * K]: the row that slot i computes.
   absl::Span<const std::int32_t> rows() const { return absl::MakeConstSpan(rows_).first(num_slots_); }
   // [T, K]: the slot that holds the result of row t's k-th expert.

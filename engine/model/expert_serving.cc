@@ -29,6 +29,7 @@ ServingScratch::ServingScratch(std::int64_t num_experts) {
   decisions.reserve(n);
   host_jobs.reserve(n);
   host_leases.reserve(n);
+  used.reserve(n);
   imbalance.reserve(kManyLayers);
 }
 
@@ -69,12 +70,7 @@ absl::Status ExpertServing::Classify() {
   ServingScratch& s = context_.work.serving;
   const DispatchPlan& dispatch = context_.work.dispatch;
   const api::SlotMap& slots = context_.director.slots(layer_);
-  std::int64_t most = 0;
-  for (const DispatchPlan::Group& group : dispatch.groups()) {
-    most = std::max(most, group.count);
-  }
-  s.imbalance.push_back(static_cast<double>(most * context_.config.num_experts) /
-                        static_cast<double>(std::max<std::size_t>(dispatch.rows().size(), 1)));
+  s.imbalance.push_back(dispatch.Imbalance());
   for (std::size_t g = 0; g < dispatch.groups().size(); ++g) {
     const DispatchPlan::Group& group = dispatch.groups()[g];
     const base::ExpertKey key{layer_, group.expert};
@@ -253,8 +249,8 @@ absl::Status ExpertServing::ComputeArrivals(std::size_t& next) {
   return absl::OkStatus();
 }
 
-// The host lane held what they need, or victims and guesses do that are still on their way: then a place comes
-// free when a copy ends.
+// The host lane held what they need, or victims and guesses do that are still on their way: then a place
+// comes free when a copy ends.
 absl::Status ExpertServing::FetchTheRest(std::size_t& next) {
   const ServingScratch& s = context_.work.serving;
   while (next_fetch_ < s.fetches.size()) {

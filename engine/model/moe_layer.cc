@@ -24,23 +24,32 @@ absl::Status RunOneFfn(const StepContext& context, const Ffn& ffn, const TensorV
                             context.stream);
 }
 
-// Router logits to experts and weights, observed by the director and sorted by expert.
-absl::Status Route(const StepContext& context, std::int64_t layer, const Matrix& router) {
+// Router logits to experts and weights.
+absl::Status QueueGate(const StepContext& context, const Matrix& router) {
   Workspace& work = context.work;
   const TensorView logits = context.Use(work.router);
   const std::int64_t k = context.config.experts_per_token;
   const auto slots = static_cast<std::size_t>(context.rows * k);
-  const absl::Span<std::int32_t> experts = work.experts.first(slots);
-  const absl::Span<float> weights = work.weights.first(slots);
   COMOE_RETURN_IF_ERROR(kernels::MatMul(
       context.kernels, {.x = context.Use(work.normed), .w = router.view(), .bias = {}, .y = logits},
       context.stream));
-  COMOE_RETURN_IF_ERROR(kernels::MoeGate(
-      context.kernels, {logits, k, context.config.normalize_weights, experts, weights}, context.stream));
+  return kernels::MoeGate(
+      context.kernels,
+      {logits, k, context.config.normalize_weights, work.experts.first(slots), work.weights.first(slots)},
+      context.stream);
+}
+
+// Waits for them: observed by the director and sorted by expert.
+absl::Status ReadRouting(const StepContext& context, std::int32_t layer) {
+  Workspace& work = context.work;
+  const std::int64_t k = context.config.experts_per_token;
+  const auto slots = static_cast<std::size_t>(context.rows * k);
   // The host needs the routing to go on.
   COMOE_RETURN_IF_ERROR(context.stream.Synchronize());
+  COMOE_RETURN_IF_ERROR(TellRouting(context, Tell::kAll));
+  const absl::Span<const std::int32_t> experts = work.experts.first(slots);
   context.director.ObserveRouting(
-      {context.step, static_cast<std::int32_t>(layer), static_cast<std::int32_t>(k), experts, weights});
+      {context.step, layer, static_cast<std::int32_t>(k), experts, work.weights.first(slots)});
   work.dispatch.Build(experts);
   return absl::OkStatus();
 }
@@ -57,6 +66,9 @@ absl::Status LookAhead(const StepContext& context, std::int64_t layer) {
       continue;
     }
     ++found;
+    if (context.full_layers != nullptr && context.experts.LayerIsThere(static_cast<std::int32_t>(target))) {
+      continue;  // nothing to be early for
+    }
     context.stream.SetStage({base::StageKind::kLookahead, static_cast<std::int32_t>(target)});
     COMOE_RETURN_IF_ERROR(
         kernels::RmsNorm(context.kernels,
@@ -95,45 +107,67 @@ absl::Status RunSharedExpert(const StepContext& context, const LayerWeights& wei
                          context.stream);
 }
 
-// Everything is queued at once; who chose what is read after the step.
-absl::Status RunResident(const StepContext& context, std::int64_t layer, const LayerWeights& weights) {
+// Everything is queued at once; the host hears later who chose what.
+absl::Status QueueFull(const StepContext& context, std::int32_t layer, const LayerWeights& weights) {
   const Workspace& work = context.work;
-  const ResidentExperts& resident = *context.resident;
+  const FullLayers& full = *context.full_layers;
   const std::int64_t num_slots = context.rows * context.config.experts_per_token;
   kernels::MoeResidentArgs args;
   args.x = context.Use(work.normed);
   args.logits = context.Use(work.router);
   args.experts_per_row = context.config.experts_per_token;
   args.normalize = context.config.normalize_weights;
-  args.layout = &resident.layout();
-  args.blobs = resident.blobs(layer);
-  args.scratch = work.ffn_scratch.Rows(0, num_slots).Cols(0, resident.layout().gate_up.n / 2);
+  args.layout = &full.layout();
+  args.blobs = full.blobs(layer);
+  args.scratch = work.ffn_scratch.Rows(0, num_slots).Cols(0, full.layout().gate_up.n / 2);
   args.y = work.expert_out.Rows(0, num_slots);
   args.out = context.Use(work.residual);
-  args.experts = resident.experts(layer, num_slots);
-  args.weights = resident.weights(layer, num_slots);
+  args.experts = full.experts(layer, num_slots);
+  args.weights = full.weights(layer, num_slots);
   if (weights.shared.has_value()) {
-    context.stream.SetStage({base::StageKind::kSharedExpert, static_cast<std::int32_t>(layer)});
+    context.stream.SetStage({base::StageKind::kSharedExpert, layer});
     COMOE_RETURN_IF_ERROR(RunSharedExpert(context, weights));
     args.shared = context.Use(work.shared_out);
     args.shared_gate = context.Use(work.shared_gate);
   }
-  context.stream.SetStage({base::StageKind::kExpert, static_cast<std::int32_t>(layer)});
+  context.stream.SetStage({base::StageKind::kExpert, layer});
   COMOE_RETURN_IF_ERROR(kernels::MatMul(
       context.kernels, {.x = args.x, .w = weights.router->view(), .bias = {}, .y = args.logits},
       context.stream));
   return kernels::MoeResident(context.kernels, args, context.stream);
 }
 
-absl::Status RunSparse(const StepContext& context, std::int64_t layer, const LayerWeights& weights) {
-  if (context.resident != nullptr) {
-    return RunResident(context, layer, weights);
+absl::Status QueueNorm(const StepContext& context, std::int32_t layer, const LayerWeights& weights) {
+  context.stream.SetStage({base::StageKind::kGate, layer});
+  return kernels::RmsNorm(
+      context.kernels,
+      {context.Use(context.work.residual), weights.post_attention_norm,
+       static_cast<float>(context.config.norm_epsilon), 1, context.Use(context.work.normed)},
+      context.stream);
+}
+
+}  // namespace
+
+absl::Status QueueFfn(const StepContext& context, std::int32_t layer, FfnPart part) {
+  const LayerWeights& weights = context.weights.layers[static_cast<std::size_t>(layer)];
+  COMOE_RETURN_IF_ERROR(QueueNorm(context, layer, weights));
+  if (part == FfnPart::kGate) {
+    return QueueGate(context, *weights.router);
   }
+  if (!weights.dense.has_value()) {
+    return QueueFull(context, layer, weights);
+  }
+  const TensorView projected = context.Use(context.work.projected);
+  COMOE_RETURN_IF_ERROR(RunOneFfn(context, *weights.dense, projected));
+  return kernels::Add(context.kernels, {projected, context.Use(context.work.residual)}, context.stream);
+}
+
+absl::Status ServeExperts(const StepContext& context, std::int32_t layer) {
+  const LayerWeights& weights = context.weights.layers[static_cast<std::size_t>(layer)];
   Workspace& work = context.work;
   device::Stream& stream = context.stream;
-  const auto l = static_cast<std::int32_t>(layer);
-  stream.SetStage({base::StageKind::kGate, l});
-  COMOE_RETURN_IF_ERROR(Route(context, layer, *weights.router));
+  const std::int32_t l = layer;
+  COMOE_RETURN_IF_ERROR(ReadRouting(context, layer));
   ExpertServing serving(context, l);
   COMOE_RETURN_IF_ERROR(serving.Begin());
   COMOE_RETURN_IF_ERROR(
@@ -157,45 +191,46 @@ absl::Status RunSparse(const StepContext& context, std::int64_t layer, const Lay
   return kernels::MoeCombine(context.kernels, combine, stream);
 }
 
-}  // namespace
-
-void ReportResidentRouting(const StepContext& context) {
-  Workspace& work = context.work;
-  const std::int64_t k = context.config.experts_per_token;
-  for (std::size_t layer = 0; layer < context.config.layers.size(); ++layer) {
-    if (!context.config.layers[layer].sparse) {
-      continue;
-    }
-    const auto l = static_cast<std::int64_t>(layer);
-    const absl::Span<const std::int32_t> experts = context.resident->experts(l, context.rows * k);
-    context.director.ObserveRouting({context.step, static_cast<std::int32_t>(layer),
-                                     static_cast<std::int32_t>(k), experts,
-                                     context.resident->weights(l, context.rows * k)});
-    work.dispatch.Build(experts);
-    std::int64_t most = 0;
-    for (const DispatchPlan::Group& group : work.dispatch.groups()) {
-      most = std::max(most, group.count);
-    }
-    work.serving.imbalance.push_back(static_cast<double>(most * context.config.num_experts) /
-                                     static_cast<double>(std::max<std::size_t>(experts.size(), 1)));
-    work.serving.served_hit += work.dispatch.groups().size();
+// Guesses for later layers, from what was routed before. With nothing missing in the next one there is
+// nothing to guess that could not wait.
+void GiveOrders(const StepContext& context, std::int32_t layer) {
+  if (context.full_layers->NextIsFull(layer)) {
+    return;
   }
+  api::LaneState lanes = context.lanes;
+  context.experts.Describe(lanes);
+  context.experts.Prefetch(context.director.Orders(layer, lanes));
 }
 
-absl::Status RunFfn(const StepContext& context, std::int64_t layer, const LayerWeights& weights) {
-  const TensorView residual = context.Use(context.work.residual);
-  context.stream.SetStage({base::StageKind::kGate, static_cast<std::int32_t>(layer)});
-  COMOE_RETURN_IF_ERROR(
-      kernels::RmsNorm(context.kernels,
-                       {residual, weights.post_attention_norm,
-                        static_cast<float>(context.config.norm_epsilon), 1, context.Use(context.work.normed)},
-                       context.stream));
-  if (!weights.dense.has_value()) {
-    return RunSparse(context, layer, weights);
+absl::Status TellRouting(const StepContext& context, Tell which) {
+  if (context.full_layers == nullptr) {
+    return absl::OkStatus();
   }
-  const TensorView projected = context.Use(context.work.projected);
-  COMOE_RETURN_IF_ERROR(RunOneFfn(context, *weights.dense, projected));
-  return kernels::Add(context.kernels, {projected, residual}, context.stream);
+  FullLayers& full = *context.full_layers;
+  Workspace& work = context.work;
+  ServingScratch& s = work.serving;
+  const std::int64_t k = context.config.experts_per_token;
+  while (!full.untold().empty()) {
+    if (which == Tell::kAllButLast &&
+        full.untold().front().done.state() == full.untold().back().done.state()) {
+      return absl::OkStatus();
+    }
+    const std::int32_t layer = full.untold().front().layer;
+    COMOE_RETURN_IF_ERROR(full.untold().front().done.Synchronize());
+    const absl::Span<const std::int32_t> experts = full.experts(layer, context.rows * k);
+    context.director.ObserveRouting(
+        {context.step, layer, static_cast<std::int32_t>(k), experts, full.weights(layer, context.rows * k)});
+    work.dispatch.Build(experts);
+    s.used.clear();
+    for (const DispatchPlan::Group& group : work.dispatch.groups()) {
+      s.used.push_back(group.expert);
+    }
+    context.experts.CountHits(layer, s.used);
+    s.imbalance.push_back(work.dispatch.Imbalance());
+    s.served_hit += s.used.size();
+    full.Told();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace comoe::model

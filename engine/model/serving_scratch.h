@@ -44,6 +44,7 @@ struct ServingScratch {
   std::vector<api::MissDecision> decisions;
   std::vector<HostJob> host_jobs;
   std::vector<experts::Lease> host_leases;
+  std::vector<std::int32_t> used;  // experts of a layer that ran without the host, each once
 
   std::vector<double>
       imbalance;  // of each MoE layer of the step: most rows of an expert over the mean of all

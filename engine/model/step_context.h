@@ -12,9 +12,10 @@
 #include "engine/device/device.h"
 #include "engine/experts/expert_cache.h"
 #include "engine/kernels/ops.h"
+#include "engine/model/captured_steps.h"
+#include "engine/model/full_layers.h"
 #include "engine/model/host_lane.h"
 #include "engine/model/kv_pool.h"
-#include "engine/model/resident_experts.h"
 #include "engine/model/weights.h"
 #include "engine/model/workspace.h"
 
@@ -31,9 +32,9 @@ struct StepContext {
   api::ExpertDirector& director;
   device::Stream& stream;
   Workspace& work;
-  HostLane* host_lane = nullptr;  // nullptr: the host computes no experts
-  // nullptr: the host says what each expert computes, layer by layer.
-  const ResidentExperts* resident = nullptr;
+  HostLane* host_lane = nullptr;      // nullptr: the host computes no experts
+  FullLayers* full_layers = nullptr;  // nullptr: the host says what each expert computes, in every layer
+  CapturedSteps* captured = nullptr;  // nullptr: nothing is
   // Computing an expert, as measured at start; the rest of it is asked for when a decision is due.
   api::LaneState lanes{};
   // A copy that takes longer counts as one that never ends.
@@ -43,6 +44,8 @@ struct StepContext {
   std::int64_t rows = 0;  // T
   // Per cache group, the spans of the step: they differ in their block tables only.
   std::vector<std::vector<kernels::SequenceRows>> sequences{};
+  // Whether they lie in tables of the device, each group's in that of its number.
+  bool prepared = false;
 
   // The first T rows of a workspace matrix.
   tensor::TensorView Use(const tensor::TensorView& matrix) const { return matrix.Rows(0, rows); }

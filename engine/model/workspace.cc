@@ -6,6 +6,7 @@
 
 #include "engine/base/bytes.h"
 #include "engine/base/status_macros.h"
+#include "engine/kernels/top_logits.h"
 #include "engine/tensor/packed_matrix.h"
 
 namespace comoe::model {
@@ -65,8 +66,16 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
       std::max({padded(config.expert_intermediate), padded(config.shared_intermediate),
                 padded(config.dense_intermediate)});
 
+  const std::int64_t logits_rows = std::min(max_rows, kLogitsRows);
+  const std::int64_t top_values = logits_rows * kernels::kMostTopLogits;
+  const std::size_t top_bytes = kernels::TopLogitsScratchBytes(logits_rows, kernels::kMostTopLogits);
+
   Workspace w(max_rows, config);
   Carver carver;
+  tensor::TensorView top_scratch, top_ids, top_floats;  // 32-bit values each
+  if (!device.host_accessible()) {                      // first, where the alignment is the buffer's
+    carver.Add(&top_scratch, 1, static_cast<std::int64_t>(top_bytes / sizeof(float)));
+  }
   carver.Add(&w.residual, max_rows, config.hidden);
   carver.Add(&w.normed, max_rows, config.hidden);
   carver.Add(&w.qkv, max_rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim);
@@ -81,7 +90,6 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   carver.Add(&w.expert_out, slots, config.hidden);
   carver.Add(&w.shared_out, max_rows, config.hidden);
   carver.Add(&w.shared_gate, max_rows, 1);
-  const std::int64_t logits_rows = std::min(max_rows, kLogitsRows);
   carver.Add(&w.logits, logits_rows, config.vocab_size);
   COMOE_ASSIGN_OR_RETURN(
       w.buffer, device.Allocate(device::MemoryKind::kDevice, carver.bytes(), tensor::kWeightAlignment));
@@ -96,6 +104,8 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
     host.Add(&w.host_sin, max_rows, config.head_dim / 2);
     host.Add(&w.host_ahead_router, max_rows, config.num_experts);
     host.Add(&w.host_logits, logits_rows, config.vocab_size);
+    host.Add(&top_ids, 1, top_values);
+    host.Add(&top_floats, 1, top_values);
   }
   COMOE_ASSIGN_OR_RETURN(w.host, device.Allocate(device.host_accessible() ? device::MemoryKind::kHost
                                                                           : device::MemoryKind::kPinned,
@@ -108,6 +118,10 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
     w.host_sin = w.sin;
     w.host_ahead_router = w.ahead_router;
     w.host_logits = w.logits;
+  } else {
+    w.top_ids = {reinterpret_cast<std::int32_t*>(top_ids.data), static_cast<std::size_t>(top_values)};
+    w.top_values = {top_floats.f32(), static_cast<std::size_t>(top_values)};
+    w.top_scratch = {top_scratch.data, top_bytes};
   }
 
   w.positions.resize(static_cast<std::size_t>(max_rows));

@@ -40,6 +40,11 @@ struct Workspace {
   // The same where the host reads and writes device memory; else its own, which Transfer() copies to or from.
   tensor::TensorView host_cos, host_sin, host_ahead_router, host_logits;
 
+  // Of kernels::TopLogits, where the host does not reach device memory; else empty.
+  absl::Span<std::int32_t> top_ids;   // [min(R, kLogitsRows), kMostTopLogits], written by the device
+  absl::Span<float> top_values;       // the same
+  absl::Span<std::byte> top_scratch;  // device memory
+
   std::vector<std::int64_t> positions;  // [R]
   absl::Span<std::int32_t> experts;     // [R, K], written by the device
   absl::Span<float> weights;            // [R, K], written by the device

@@ -62,14 +62,14 @@ class MoeEngine final : public api::Engine {
  public:
   MoeEngine(EngineParts parts, model::CacheGroups groups, model::KvPool kv, model::Workspace work,
             std::unique_ptr<device::Stream> stream, std::unique_ptr<model::HostLane> host_lane,
-            std::unique_ptr<model::ResidentExperts> resident, const api::LaneState& lanes)
+            std::unique_ptr<model::FullLayers> full_layers, const api::LaneState& lanes)
       : parts_(std::move(parts)),
         groups_(std::move(groups)),
         kv_(std::move(kv)),
         work_(std::move(work)),
         stream_(std::move(stream)),
         host_lane_(std::move(host_lane)),
-        resident_(std::move(resident)),
+        full_layers_(std::move(full_layers)),
         director_(*parts_.director),
         forward_(parts_.weights, {.config = parts_.config,
                                   .weights = parts_.weights,
@@ -81,7 +81,8 @@ class MoeEngine final : public api::Engine {
                                   .stream = *stream_,
                                   .work = work_,
                                   .host_lane = host_lane_.get(),
-                                  .resident = resident_.get(),
+                                  .full_layers = full_layers_.get(),
+                                  .captured = parts_.capture_steps ? &captured_ : nullptr,
                                   .lanes = lanes,
                                   .copy_limit = parts_.copy_limit}),
         ledger_(*parts_.device, parts_.metrics) {
@@ -111,14 +112,17 @@ class MoeEngine final : public api::Engine {
     ledger_.BeginStep();
     std::size_t span = 0;
     std::int64_t first_row = 0;  // of plan.spans[span]
-    const absl::Status status =
-        forward_.Run(plan, [&](std::int64_t row, absl::Span<const float> logits) -> absl::Status {
+    stream_->BeginStep(plan.step);
+    const absl::Status status = forward_.Run(
+        plan, [this](const api::PlanSpan& of, std::int64_t row) { return BestWanted(of, row); },
+        [&](std::int64_t row, const model::RowLogits& logits) -> absl::Status {
           while (row >= first_row + static_cast<std::int64_t>(plan.spans[span].tokens.size())) {
             first_row += static_cast<std::int64_t>(plan.spans[span].tokens.size());
             ++span;
           }
           return TakeLogits(plan.spans[span], row, first_row, logits, result.spans[span]);
         });
+    stream_->EndStep();
     director_.EndStep();
     COMOE_DCHECK(parts_.experts->leased() == 0, "no lease outlives its step");
     ledger_.EndStep(PhaseOf(plan), work_.serving, *parts_.experts, director_.seconds());
@@ -184,14 +188,27 @@ class MoeEngine final : public api::Engine {
     }
   }
 
+  // How many of the highest logits of the span's row `row` are enough; 0: all of them are looked at.
+  std::int64_t BestWanted(const api::PlanSpan& span, std::int64_t row) const {
+    static_assert(sampling::kMostBest == kernels::kMostTopLogits);
+    if (span.return_logits || span.top_logprobs >= 0 || row < static_cast<std::int64_t>(span.score.size())) {
+      return 0;
+    }
+    if (!span.sample.has_value() || row + 1 < static_cast<std::int64_t>(span.tokens.size())) {
+      return 1;  // nobody looks
+    }
+    return sampling::BestNeeded(*span.sample, span.context, parts_.info.vocab_size);
+  }
+
   // Row `step_row` of the step, in a span that begins at `first_row`, has logits: copy them out, score the
   // token that follows, sample from the last.
   absl::Status TakeLogits(const api::PlanSpan& span, std::int64_t step_row, std::int64_t first_row,
-                          absl::Span<const float> logits, api::SpanResult& result) {
+                          const model::RowLogits& values, api::SpanResult& result) {
     if (!work_.row_status[static_cast<std::size_t>(step_row)].ok()) {
       return absl::OkStatus();
     }
     const std::int64_t row = step_row - first_row;
+    const absl::Span<const float> logits = values.all;
     if (span.return_logits) {
       result.logits.insert(result.logits.end(), logits.begin(), logits.end());
     }
@@ -205,6 +222,12 @@ class MoeEngine final : public api::Engine {
       // The position of the token that is drawn: the same draw whatever the batch, the chunks or a
       // preemption.
       const auto position = static_cast<std::uint64_t>(span.start_position + row + 1);
+      if (!values.best.empty()) {
+        COMOE_ASSIGN_OR_RETURN(
+            result.token, sampling::SampleFromBest({values.best_ids, values.best}, parts_.info.vocab_size,
+                                                   *span.sample, position, scratch_));
+        return absl::OkStatus();
+      }
       COMOE_ASSIGN_OR_RETURN(result.token,
                              sampling::Sample(logits, *span.sample, span.context, position, scratch_));
       if (span.top_logprobs >= 0) {
@@ -221,7 +244,8 @@ class MoeEngine final : public api::Engine {
   model::Workspace work_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<model::HostLane> host_lane_;
-  std::unique_ptr<model::ResidentExperts> resident_;
+  std::unique_ptr<model::FullLayers> full_layers_;  // nullptr: kernels that the host tells what to run
+  model::CapturedSteps captured_;
   TimedDirector director_;  // around the parts'
   api::EngineCapacity capacity_;
   model::ForwardPass forward_;
@@ -249,16 +273,16 @@ absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
     COMOE_RETURN_IF_ERROR(base::Annotate(lane.status(), "host lane"));
     host_lane = *std::move(lane);
   }
-  std::unique_ptr<model::ResidentExperts> resident;
-  if (parts.experts_stay && kernels::HasMoeResident(*parts.kernels)) {
-    COMOE_ASSIGN_OR_RETURN(resident, model::ResidentExperts::Create(parts.config, parts.max_rows,
-                                                                    *parts.experts, *parts.device));
+  std::unique_ptr<model::FullLayers> full_layers;
+  if (kernels::HasMoeResident(*parts.kernels)) {
+    COMOE_ASSIGN_OR_RETURN(full_layers, model::FullLayers::Create(parts.config, parts.max_rows,
+                                                                  *parts.experts, *parts.device));
   }
   COMOE_ASSIGN_OR_RETURN(
       const api::LaneState lanes,
       MeasureLanes(parts.experts->layout(), *parts.kernels, *work, *stream, host_lane.get(), *parts.device));
   return std::make_unique<MoeEngine>(std::move(parts), std::move(groups), *std::move(kv), *std::move(work),
-                                     std::move(stream), std::move(host_lane), std::move(resident), lanes);
+                                     std::move(stream), std::move(host_lane), std::move(full_layers), lanes);
 }
 
 api::ModelInfo DescribeModel(const checkpoint::ModelConfig& config,

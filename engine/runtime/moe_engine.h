@@ -33,9 +33,8 @@ struct EngineParts {
   std::int64_t max_sequences = 1;
   std::uint64_t kv_bytes = 0;
   tensor::DType kv_dtype = tensor::DType::kF32;  // or kF16
-  // Every expert lies on the device from the start, and none ever moves. Then devices with such kernels run MoE
-  // layers without the host.
-  bool experts_stay = false;
+  // Stretches of a step without a decision are captured and replayed, where the device can.
+  bool capture_steps = false;
   // Whether the host may compute missing experts: with what kernels (on host streams of the device). nullptr:
   // it may not.
   const kernels::KernelTable* host_lane_kernels = nullptr;

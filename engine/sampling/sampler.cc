@@ -1,6 +1,7 @@
 #include "engine/sampling/sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -116,6 +117,15 @@ std::size_t Draw(std::size_t count, double mass, double unit, const WeightAt& we
   return last;  // rounding left the target at the very end
 }
 
+// From the candidates that top_k and min_p left.
+base::TokenId DrawCandidate(const api::SamplingParams& params, double unit, SamplerScratch& scratch) {
+  if (params.top_p < 1.0F) {
+    KeepNucleus(static_cast<double>(params.top_p), scratch);
+  }
+  const auto weight_at = [&](std::size_t i) { return WeightOf(scratch, scratch.candidates[i]); };
+  return scratch.candidates[Draw(scratch.candidates.size(), CandidateMass(scratch), unit, weight_at)].id;
+}
+
 base::TokenId DrawToken(absl::Span<const float> logits, const api::SamplingParams& params, double unit,
                         SamplerScratch& scratch) {
   const auto vocab = static_cast<std::int64_t>(logits.size());
@@ -125,11 +135,7 @@ base::TokenId DrawToken(absl::Span<const float> logits, const api::SamplingParam
     return static_cast<base::TokenId>(Draw(logits.size(), Sum(scratch.weights), unit, weight_at));
   }
   SelectCandidates(logits, params, scratch);
-  if (params.top_p < 1.0F) {
-    KeepNucleus(static_cast<double>(params.top_p), scratch);
-  }
-  const auto weight_at = [&](std::size_t i) { return WeightOf(scratch, scratch.candidates[i]); };
-  return scratch.candidates[Draw(scratch.candidates.size(), CandidateMass(scratch), unit, weight_at)].id;
+  return DrawCandidate(params, unit, scratch);
 }
 
 }  // namespace
@@ -155,6 +161,40 @@ absl::StatusOr<base::TokenId> Sample(absl::Span<const float> logits, const api::
   }
   FillWeights(logits, highest.value, 1.0F / params.temperature, scratch.weights);
   return DrawToken(logits, params, base::RandomUnit(params.seed, position), scratch);
+}
+
+std::int32_t BestNeeded(const api::SamplingParams& params, const api::SampleContext& context,
+                        std::int64_t vocab) {
+  if (Adjusts(params, context)) {
+    return 0;
+  }
+  if (params.greedy()) {
+    return 1;
+  }
+  const bool few = params.top_k > 0 && params.top_k <= kMostBest && params.top_k < vocab;
+  return few && params.min_p <= 0.0F ? params.top_k : 0;
+}
+
+absl::StatusOr<base::TokenId> SampleFromBest(const BestLogits& best, std::int64_t vocab,
+                                             const api::SamplingParams& params, std::uint64_t position,
+                                             SamplerScratch& scratch) {
+  if (best.ids.empty()) {
+    return CheckHighest(FindHighest({}));
+  }
+  const float highest = best.values.front();
+  COMOE_RETURN_IF_ERROR(CheckHighest({highest, 0, std::isnan(highest)}));
+  if (params.greedy()) {
+    return best.ids.front();
+  }
+  const auto kept = std::min(static_cast<std::size_t>(params.top_k), best.ids.size());
+  FillWeights(best.values.first(kept), highest, 1.0F / params.temperature, scratch.best_weights);
+  scratch.weights.resize(std::max(scratch.weights.size(), static_cast<std::size_t>(vocab)));
+  scratch.candidates.clear();
+  for (std::size_t i = 0; i < kept && scratch.best_weights[i] > 0.0F; ++i) {
+    scratch.weights[static_cast<std::size_t>(best.ids[i])] = scratch.best_weights[i];
+    scratch.candidates.push_back({best.values[i], best.ids[i]});
+  }
+  return DrawCandidate(params, base::RandomUnit(params.seed, position), scratch);
 }
 
 }  // namespace comoe::sampling

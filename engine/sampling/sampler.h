@@ -34,6 +34,7 @@ struct SamplerScratch {
   AdjustScratch adjust;        // untouched unless something adjusts
   std::vector<float> weights;  // [vocab] exp((logit - highest) / temperature); untouched by greedy draws
   std::vector<Candidate> candidates;  // [vocab] at most
+  std::vector<float> best_weights;    // [kMostBest] at most, of SampleFromBest
 };
 
 // `logits`: [vocab], host, at least one; -infinity masks a token. `params` as ValidateSamplingParams wants
@@ -43,6 +44,24 @@ struct SamplerScratch {
 absl::StatusOr<base::TokenId> Sample(absl::Span<const float> logits, const api::SamplingParams& params,
                                      const api::SampleContext& context, std::uint64_t position,
                                      SamplerScratch& scratch);
+
+inline constexpr std::int32_t kMostBest = 64;
+// How many of the highest logits give the token that all of `vocab` would, to the bit: then SampleFromBest
+// will do. 0: all are needed, because something adjusts them, or because more than kMostBest may be drawn.
+// With min_p too: rounded weights of neighbouring logits may be out of order, so what it keeps is not always
+// a run of the highest.
+std::int32_t BestNeeded(const api::SamplingParams& params, const api::SampleContext& context,
+                        std::int64_t vocab);
+
+// The highest logits of a row, as kernels::TopLogits orders them.
+struct BestLogits {
+  absl::Span<const base::TokenId> ids;
+  absl::Span<const float> values;
+};
+// What Sample gives for the whole row, errors included. `best`: as many as BestNeeded says, or more.
+absl::StatusOr<base::TokenId> SampleFromBest(const BestLogits& best, std::int64_t vocab,
+                                             const api::SamplingParams& params, std::uint64_t position,
+                                             SamplerScratch& scratch);
 
 // log softmax(logits)[id] and the `num_top` highest of all, natural logarithm, of the logits as given. Errors
 // as Sample's; a token of logit -infinity has log-probability -infinity.

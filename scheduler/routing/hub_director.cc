@@ -195,7 +195,7 @@ void HubDirector::ObserveRouting(const api::RoutingObservation& observation) {
   PooledDirector::ObserveRouting(observation);
   promoter_.RefreshLayer(layer, shape().num_experts,
                          [this](base::ExpertKey key) { return PinnedValue(key); });
-  SettleGuesses(layer);
+  SettleGuesses(observation);
   miss_share_ *= kMissFade;
   const auto k = static_cast<std::size_t>(observation.experts_per_token);
   if (observation.experts.size() != owners_.size() * k) {
@@ -211,11 +211,13 @@ void HubDirector::ObserveRouting(const api::RoutingObservation& observation) {
   }
 }
 
-void HubDirector::SettleGuesses(std::int32_t layer) {
+void HubDirector::SettleGuesses(const api::RoutingObservation& observation) {
   settled_.clear();
-  guests_.Settle(layer, &settled_);
+  guests_.Settle(observation.layer, &settled_);
   for (const GuestSlots::Guess& guess : settled_) {
-    const bool right = needed().Contains(guess.key);
+    // The layer need not be at hand any more.
+    const bool right = std::find(observation.experts.begin(), observation.experts.end(), guess.key.expert) !=
+                       observation.experts.end();
     prefetch_judge_.Outcome(static_cast<std::size_t>(guess.distance), right, right ? guess.saves : 0.0,
                             guess.costs);
     // One that is used as much as what is kept anyhow is kept, too.

@@ -93,7 +93,7 @@ class HubDirector final : public PooledDirector {
   double ReusePerStep(base::ExpertKey key) const;
   void SelectRows(const api::StepPlan& plan);
   absl::Span<const std::int32_t> SelectExperts(const api::RoutingObservation& observation);
-  void SettleGuesses(std::int32_t layer);
+  void SettleGuesses(const api::RoutingObservation& observation);
   void KeepHostServed(const api::LaneState& lanes);
   void Prefetch(std::int32_t layer, const api::LaneState& lanes);
   void PrefetchLayer(std::int32_t target, std::size_t arm, double deadline, const api::LaneState& lanes);

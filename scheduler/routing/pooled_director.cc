@@ -25,6 +25,14 @@ PooledDirector::PooledDirector(const TierShape& shape, const PolicyOptions& opti
 }
 
 std::vector<api::FetchOrder> PooledDirector::InitialOrders() {
+  // With a slot for every expert nothing will ever be decided; so all are there from the start.
+  if (shape_.device_slots >= shape_.num_moe_experts()) {
+    for (const base::ExpertKey key : KeysByHotness(shape_, {})) {
+      if (residency_.device().SlotOf(key) == kNoSlot) {
+        Place(key, residency_.device().FreeSlot());
+      }
+    }
+  }
   std::vector<api::FetchOrder> orders;
   AppendWarmupOrders(residency_.device(), base::Tier::kDevice, &orders);
   AppendWarmupOrders(residency_.pinned(), base::Tier::kPinned, &orders);

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -25,9 +26,58 @@ constexpr std::size_t kArenaBytes = std::size_t{8} << 30;  // of addresses; page
 constexpr std::size_t kAlignment = 4096;                   // whole pages
 constexpr int kIllegalAddress = 700;
 constexpr int kOutOfMemory = 2;
+constexpr int kCapturing = 900;  // cudaErrorStreamCaptureUnsupported
 
 std::atomic<int> g_error{0};
 std::atomic<std::size_t> g_allocations{0};
+std::atomic<std::size_t> g_waits{0};
+std::atomic<std::size_t> g_graphs_run{0};
+std::atomic<std::size_t> g_bytes_to_host{0};
+std::atomic<double> g_bytes_per_second{0.0};
+
+// What is page-locked.
+class PinnedRanges {
+ public:
+  void Add(void* data, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ranges_[static_cast<const std::byte*>(data)] = bytes;
+  }
+  void Remove(void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ranges_.erase(static_cast<const std::byte*>(data));
+  }
+  bool Has(const void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto* const at = static_cast<const std::byte*>(data);
+    const auto after = ranges_.upper_bound(at);
+    if (after == ranges_.begin()) {
+      return false;
+    }
+    const auto& [begin, bytes] = *std::prev(after);
+    return at < begin + bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, std::size_t> ranges_;
+};
+
+PinnedRanges& ThePinned() {
+  static PinnedRanges& ranges = *new PinnedRanges();
+  return ranges;
+}
+
+std::mutex g_names_mutex;
+std::vector<std::string> g_names;
+
+void PushRange(const char* name) {
+  const std::lock_guard<std::mutex> lock(g_names_mutex);
+  g_names.emplace_back(name);
+}
+void PopRange() {
+  const std::lock_guard<std::mutex> lock(g_names_mutex);
+  g_names.emplace_back();
+}
 
 // Device memory.
 class Arena {
@@ -57,6 +107,10 @@ class Arena {
       ::madvise(found->first, found->second, MADV_DONTNEED);
       sizes_.erase(found);
     }
+  }
+  bool Has(const void* data) const {
+    const auto* const at = static_cast<const std::byte*>(data);
+    return at >= data_ && at < data_ + kArenaBytes;
   }
   void Open() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -97,6 +151,10 @@ class FakeStream {
     thread_.join();
   }
   void Push(std::function<void()> work) {
+    if (capturing_) {
+      kept_.push_back(std::move(work));
+      return;
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       queue_.push_back(std::move(work));
@@ -107,6 +165,13 @@ class FakeStream {
   void Synchronize() {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&, until = queued_] { return done_ >= until; });
+  }
+  // By the thread that queues.
+  bool capturing() const { return capturing_; }
+  void BeginCapture() { capturing_ = true; }
+  std::vector<std::function<void()>> EndCapture() {
+    capturing_ = false;
+    return std::exchange(kept_, {});
   }
   bool Idle() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -137,8 +202,12 @@ class FakeStream {
   std::uint64_t queued_ = 0;
   std::uint64_t done_ = 0;
   bool stop_ = false;
+  bool capturing_ = false;
+  std::vector<std::function<void()>> kept_;
   std::thread thread_;
 };
+
+using FakeGraph = std::vector<std::function<void()>>;
 
 struct FakeEvent {
   std::mutex mutex;
@@ -191,10 +260,12 @@ int Release(void* data) {
 int AllocatePinned(void** data, void** on_device, std::size_t bytes) {
   ++g_allocations;
   *data = *on_device = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  ThePinned().Add(*data, bytes);
   return *data == nullptr ? kOutOfMemory : Error();
 }
 int ReleasePinned(void* data) {
   ++g_allocations;
+  ThePinned().Remove(data);
   std::free(data);
   return 0;
 }
@@ -210,8 +281,33 @@ int QueryStream(void* stream) {
   return Error() != 0 ? Error() : StreamOf(stream).Idle() ? 0 : device::kCudaNotReady;
 }
 int SynchronizeStream(void* stream) {
+  if (StreamOf(stream).capturing()) {
+    return kCapturing;
+  }
+  ++g_waits;
   StreamOf(stream).Synchronize();
   return Error();
+}
+int BeginCapture(void* stream) {
+  StreamOf(stream).BeginCapture();
+  return Error();
+}
+int EndCapture(void* stream, void** graph) {
+  *graph = new FakeGraph(StreamOf(stream).EndCapture());
+  return Error();
+}
+int RunGraph(void* graph, void* stream) {
+  ++g_graphs_run;
+  StreamOf(stream).Push([graph] {
+    for (const std::function<void()>& work : *static_cast<FakeGraph*>(graph)) {
+      work();
+    }
+  });
+  return Error();
+}
+int DestroyGraph(void* graph) {
+  delete static_cast<FakeGraph*>(graph);
+  return 0;
 }
 int CreateEvent(void** event, int /*timing*/) {
   *event = new FakeEvent();
@@ -222,6 +318,9 @@ int DestroyEvent(void* event) {
   return 0;
 }
 int RecordEvent(void* event, void* stream) {
+  if (StreamOf(stream).capturing()) {
+    return kCapturing;  // allowed by CUDA, but nobody could wait for it
+  }
   FakeEvent& fake = EventOf(event);
   std::uint64_t generation = 0;
   {
@@ -242,6 +341,7 @@ int QueryEvent(void* event) {
   return Error() != 0 ? Error() : fake.done == fake.recorded ? 0 : device::kCudaNotReady;
 }
 int SynchronizeEvent(void* event) {
+  ++g_waits;
   FakeEvent& fake = EventOf(event);
   AwaitEvent(fake, fake.recorded);
   return Error();
@@ -261,10 +361,22 @@ int Elapsed(float* milliseconds, void* begin, void* end) {
   return Error();
 }
 int Copy(void* target, const void* source, std::size_t bytes, void* stream) {
+  if (TheArena().Has(source) && !TheArena().Has(target)) {
+    g_bytes_to_host += bytes;
+  }
+  const double rate = TheArena().Has(source) != TheArena().Has(target) ? g_bytes_per_second.load() : 0.0;
   StreamOf(stream).Push([=] {
-    const DeviceAccess access;
-    std::memcpy(target, source, bytes);
+    {
+      const DeviceAccess access;
+      std::memcpy(target, source, bytes);
+    }
+    if (rate > 0.0) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(bytes) / rate));
+    }
   });
+  if (rate > 0.0 && !ThePinned().Has(TheArena().Has(source) ? target : source)) {
+    StreamOf(stream).Synchronize();
+  }
   return Error();
 }
 int CopyRows(void* target, std::size_t target_pitch, const void* source, std::size_t source_pitch,
@@ -334,8 +446,12 @@ const device::CudaDeviceApi kApi = {
     .fill = Fill,
     .put = Put,
     .wait_value = WaitValue,
-    .push_range = [](const char*) {},
-    .pop_range = [] {},
+    .begin_capture = BeginCapture,
+    .end_capture = EndCapture,
+    .run_graph = RunGraph,
+    .destroy_graph = DestroyGraph,
+    .push_range = PushRange,
+    .pop_range = PopRange,
     .poisons = [](int error) { return error == kIllegalAddress ? 1 : 0; },
 };
 
@@ -361,7 +477,21 @@ void FakeLaunch(void* stream, std::function<void()> work) {
   });
 }
 
+bool FakeCapturing(void* stream) { return StreamOf(stream).capturing(); }
+std::size_t FakeCudaGraphsRun() { return g_graphs_run.load(); }
+int FakeJoin(void* stream) {
+  StreamOf(stream).Synchronize();
+  return Error();
+}
+std::size_t FakeCudaWaits() { return g_waits.load(); }
+
 void FailFakeCuda(int error) { g_error.store(error); }
+void PaceFakeCuda(double bytes_per_second) { g_bytes_per_second.store(bytes_per_second); }
+std::vector<std::string> TakeFakeCudaRanges() {
+  const std::lock_guard<std::mutex> lock(g_names_mutex);
+  return std::exchange(g_names, {});
+}
 std::size_t FakeCudaAllocations() { return g_allocations.load(); }
+std::size_t FakeCudaBytesToHost() { return g_bytes_to_host.load(); }
 
 }  // namespace comoe::testing

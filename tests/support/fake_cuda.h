@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "engine/device/cuda/plugin_api.h"
 
@@ -25,9 +27,26 @@ class DeviceAccess {
 // Runs `work` on a fake stream after all that was queued before.
 void FakeLaunch(void* stream, std::function<void()> work);
 
+// Whether what is queued on the stream is kept, to be run later: then it may refer to nothing that will be
+// gone.
+bool FakeCapturing(void* stream);
+// Waits until the stream has done all; not counted. Returns what fails, or 0.
+int FakeJoin(void* stream);
+// How many captured graphs were run.
+std::size_t FakeCudaGraphsRun();
+// How often the host has waited for a stream or an event.
+std::size_t FakeCudaWaits();
+
 // What fails from now on: every call, with this cudaError_t; 0: none.
 void FailFakeCuda(int error);
+// From now on a copy between host and device takes its bytes at this rate, and one from or to memory that is
+// not page-locked holds up the caller, as CUDA's may; 0: as fast as it goes, and none does.
+void PaceFakeCuda(double bytes_per_second);
+// The names of ranges that were pushed since the last call, in order; "" stands for a pop.
+std::vector<std::string> TakeFakeCudaRanges();
 // How many calls that allocate or free were made.
 std::size_t FakeCudaAllocations();
+// Bytes that copies brought from device memory to the host's.
+std::size_t FakeCudaBytesToHost();
 
 }  // namespace comoe::testing

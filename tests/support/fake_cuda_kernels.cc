@@ -1,8 +1,15 @@
 #include "tests/support/fake_cuda_kernels.h"
 
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <numeric>
+#include <utility>
 #include <vector>
 
+#include "engine/base/check.h"
 #include "engine/base/status_macros.h"
 #include "engine/device/cpu/cpu_device.h"
 #include "engine/device/cuda/cuda_stream.h"
@@ -41,9 +48,100 @@ absl::Status RefMoeResident(const kernels::MoeResidentArgs& args, device::Stream
   return ref.moe_combine({args.y, source, args.weights, args.shared, args.shared_gate, args.out}, stream);
 }
 
+absl::Status RefTopLogits(const kernels::TopLogitsArgs& args, device::Stream& /*stream*/) {
+  const auto vocab = static_cast<std::size_t>(args.logits.cols);
+  std::vector<std::int32_t> ids(vocab);
+  for (std::int64_t row = 0; row < args.logits.rows; ++row) {
+    const absl::Span<const float> logits(args.logits.f32(row), vocab);
+    const auto rank = [&logits](std::int32_t id) {
+      const float x = logits[static_cast<std::size_t>(id)];
+      return std::pair<bool, float>(!std::isnan(x), std::isnan(x) ? 0.0F : -x);
+    };
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](std::int32_t a, std::int32_t b) { return rank(a) < rank(b); });
+    for (std::int64_t i = 0; i < args.k; ++i) {
+      const std::int32_t id = ids[static_cast<std::size_t>(i)];
+      args.ids[static_cast<std::size_t>(row * args.k + i)] = id;
+      args.values[static_cast<std::size_t>(row * args.k + i)] = logits[static_cast<std::size_t>(id)];
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The sequences in the "device's" tables, of each stream; changed and read by that stream's work alone.
+struct Table {
+  std::vector<kernels::SequenceRows> sequences;
+  std::vector<std::vector<base::BlockId>> blocks;
+};
+Table& TableOf(void* stream, std::int32_t number) {
+  static std::mutex& mutex = *new std::mutex();
+  static auto& tables = *new std::map<std::pair<void*, std::int32_t>, Table>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  return tables[{stream, number}];
+}
+
+absl::Status PrepareSequences(const kernels::PrepareSequencesArgs& args, device::Stream& stream) {
+  auto* const cuda = dynamic_cast<device::CudaStream*>(&stream);
+  Table table;
+  table.sequences.assign(args.sequences.begin(), args.sequences.end());
+  for (kernels::SequenceRows& sequence : table.sequences) {
+    table.blocks.emplace_back(sequence.blocks.begin(), sequence.blocks.end());
+    sequence.blocks = table.blocks.back();
+  }
+  void* const handle = cuda->handle();
+  FakeLaunch(handle, [handle, number = args.table, table = std::move(table)] {
+    Table& there = TableOf(handle, number);
+    there = table;
+    for (std::size_t i = 0; i < there.blocks.size(); ++i) {
+      there.sequences[i].blocks = there.blocks[i];
+    }
+  });
+  return absl::OkStatus();
+}
+
 template <auto kEntry, class Args>
 absl::Status RefEntry(const Args& args, device::Stream& stream) {
   return (kernels::RefKernels().*kEntry)(args, stream);
+}
+
+// Arguments with all that they refer to in the host's lists.
+template <class Args>
+struct Owned {
+  explicit Owned(const Args& from) : args(from) {}
+  Args Use() const { return args; }
+  Args args;
+};
+template <>
+struct Owned<kernels::ExpertFfnArgs> {
+  explicit Owned(const kernels::ExpertFfnArgs& from)
+      : args(from), experts(from.experts.begin(), from.experts.end()) {
+    for (const kernels::ExpertRows& expert : experts) {
+      rows.emplace_back(expert.rows.begin(), expert.rows.end());
+    }
+  }
+  kernels::ExpertFfnArgs Use() const {
+    for (std::size_t i = 0; i < experts.size(); ++i) {
+      experts[i].rows = rows[i];
+    }
+    kernels::ExpertFfnArgs use = args;
+    use.experts = experts;
+    return use;
+  }
+  kernels::ExpertFfnArgs args;
+  mutable std::vector<kernels::ExpertRows> experts;
+  std::vector<std::vector<std::int32_t>> rows;
+};
+
+// Sequences that are prepared are read where they were put.
+template <class Args>
+Args FromTables(Args args, void* stream) {
+  if constexpr (requires { args.sequences; args.table; }) {
+    if (args.table >= 0) {
+      args.sequences = TableOf(stream, args.table).sequences;
+    }
+  }
+  return args;
 }
 
 template <auto kRun, class Args>
@@ -52,13 +150,22 @@ absl::Status Queued(const Args& args, device::Stream& stream) {
   if (cuda == nullptr) {
     return absl::FailedPreconditionError("not a stream of the fake CUDA device");
   }
-  absl::Status status;
-  FakeLaunch(cuda->handle(), [&args, &status] {
+  void* const handle = cuda->handle();
+  const auto run = [handle](const Args& given) {
     base::ThreadPool pool(1, "fake-cuda");
     device::CpuStream host(pool);
-    status = kRun(args, host);
-  });
-  if (const int error = FakeCudaPlugin().device->synchronize_stream(cuda->handle()); error != 0) {
+    return kRun(FromTables(given, handle), host);
+  };
+  if (FakeCapturing(handle)) {
+    FakeLaunch(handle, [run, owned = Owned<Args>(args)] {
+      const absl::Status status = run(owned.Use());
+      COMOE_CHECK(status.ok(), "what was captured works");
+    });
+    return absl::OkStatus();
+  }
+  absl::Status status;
+  FakeLaunch(handle, [&] { status = run(args); });
+  if (const int error = FakeJoin(handle); error != 0) {
     return cuda->Launched(error, "a fake kernel");
   }
   return status;
@@ -83,7 +190,9 @@ const kernels::KernelTable& FakeCudaKernels() {
           Queued<RefEntry<&KernelTable::moe_combine, kernels::MoeCombineArgs>, kernels::MoeCombineArgs>,
       .add = Queued<RefEntry<&KernelTable::add, kernels::AddArgs>, kernels::AddArgs>,
       .clamp = Queued<RefEntry<&KernelTable::clamp, kernels::ClampArgs>, kernels::ClampArgs>,
+      .prepare_sequences = PrepareSequences,
       .moe_resident = Queued<RefMoeResident, kernels::MoeResidentArgs>,
+      .top_logits = Queued<RefTopLogits, kernels::TopLogitsArgs>,
   };
   return table;
 }

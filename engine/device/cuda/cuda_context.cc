@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
 
 namespace comoe::device {
 namespace {
@@ -45,6 +46,37 @@ absl::Status CudaContext::Fail(int error, absl::string_view call) {
     return poison_;
   }
   return status;
+}
+
+CudaContext::~CudaContext() {
+  if (the_stream_ != nullptr) {
+    Enter();
+    api().destroy_stream(the_stream_);
+  }
+}
+
+absl::StatusOr<void*> CudaContext::MakeStream(bool high_priority) {
+  Enter();
+  void* made = nullptr;
+  if (!one_stream_) {
+    COMOE_RETURN_IF_ERROR(Check(api().create_stream(&made, high_priority ? 1 : 0), "cudaStreamCreate"));
+    return made;
+  }
+  base::MutexLock lock(&mutex_);
+  if (the_stream_ == nullptr) {
+    if (const int error = api().create_stream(&made, 0); error != 0) {
+      return CudaError(api(), error, "cudaStreamCreate");
+    }
+    the_stream_ = made;
+  }
+  return the_stream_;
+}
+
+void CudaContext::DropStream(void* stream) {
+  if (!one_stream_) {
+    Enter();
+    api().destroy_stream(stream);
+  }
 }
 
 absl::Status CudaContext::poison() const {

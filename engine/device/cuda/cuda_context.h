@@ -28,7 +28,11 @@ absl::Status CudaError(const CudaDeviceApi& api, int error, absl::string_view ca
 class CudaContext {
  public:
   // `plugin` outlives it.
-  CudaContext(const CudaPlugin& plugin, int ordinal) : plugin_(plugin), ordinal_(ordinal) {}
+  CudaContext(const CudaPlugin& plugin, int ordinal, bool one_stream = false)
+      : plugin_(plugin), ordinal_(ordinal), one_stream_(one_stream) {}
+  ~CudaContext();
+  CudaContext(const CudaContext&) = delete;
+  CudaContext& operator=(const CudaContext&) = delete;
 
   const CudaDeviceApi& api() const { return *plugin_.device; }
   const CudaPlugin& plugin() const { return plugin_; }
@@ -39,6 +43,11 @@ class CudaContext {
       api().set_device(ordinal_);
     }
   }
+
+  bool one_stream() const { return one_stream_; }
+  // A stream of its own, or with `one_stream` the same one always.
+  absl::StatusOr<void*> MakeStream(bool high_priority) ABSL_LOCKS_EXCLUDED(mutex_);
+  void DropStream(void* stream);
 
   // OK for 0, else CudaError; one that poisons the context is remembered.
   absl::Status Check(int error, absl::string_view call) {
@@ -76,12 +85,14 @@ class CudaContext {
 
   const CudaPlugin& plugin_;
   const int ordinal_;
+  const bool one_stream_;
   const std::chrono::steady_clock::time_point origin_ = std::chrono::steady_clock::now();
   std::atomic<bool> poisoned_{false};
   std::atomic<std::uint64_t> pageable_copies_{0};
   mutable base::Mutex mutex_;
   absl::Status poison_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Range> ranges_ ABSL_GUARDED_BY(mutex_);  // by address
+  void* the_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // with one_stream
+  std::vector<Range> ranges_ ABSL_GUARDED_BY(mutex_);   // by address
   std::uint64_t pinned_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -27,7 +27,7 @@ class CudaDevice final : public Device {
       : options_(options),
         properties_(properties),
         host_(MakeCpuDevice(1)),
-        context_(plugin, options.ordinal),
+        context_(plugin, options.ordinal, options.one_stream),
         events_(context_, options.times),
         meter_(options.times),
         notifier_(context_) {}
@@ -143,6 +143,9 @@ absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream(absl::string_vi
   }
   COMOE_ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream,
                          CudaStream::Create(*this, context_, events_, meter_, name, kind));
+  if (options_.ranges && kind == StreamKind::kCompute) {
+    stream->UseRanges();
+  }
   return std::unique_ptr<Stream>(std::move(stream));
 }
 

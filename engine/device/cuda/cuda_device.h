@@ -23,6 +23,10 @@ struct CudaOptions {
   int ordinal = 0;
   int host_threads = 1;  // that compute on each host stream which computes
   bool times = true;     // DeviceTimes, timelines and the seconds of events
+  bool ranges = false;   // named ranges for a profiler
+  // All compute and copy streams are one, as where something in the process serialises the device: for
+  // diagnosis.
+  bool one_stream = false;
 };
 
 // What card `ordinal` is. UNAVAILABLE, in one line, why it cannot be used. Makes nothing there.

@@ -31,9 +31,7 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(Device& device, C
   context.Enter();
   std::unique_ptr<CudaStream> stream(new CudaStream(device, context, events, meter, name, kind));
   // Kernels go before copies within the device; copies across the link have engines of their own.
-  COMOE_RETURN_IF_ERROR(
-      context.Check(context.api().create_stream(&stream->stream_, kind == StreamKind::kCompute ? 1 : 0),
-                    "cudaStreamCreate"));
+  COMOE_ASSIGN_OR_RETURN(stream->stream_, context.MakeStream(kind == StreamKind::kCompute));
   stream->lane_ = meter.AddLane(name);
   if (kind == StreamKind::kCompute) {
     COMOE_ASSIGN_OR_RETURN(stream->stage_,
@@ -54,7 +52,7 @@ CudaStream::~CudaStream() {
   if (kernel_state_.destroy != nullptr) {
     kernel_state_.destroy(kernel_state_.data);
   }
-  context_.api().destroy_stream(stream_);
+  context_.DropStream(stream_);
 }
 
 // Parts are taken in turn. When one has been left for the next but one, all that was queued with its bytes
@@ -67,16 +65,23 @@ absl::StatusOr<std::byte*> CudaStream::Stage(std::size_t bytes) {
                                                      base::FormatBytes(stage_.size() / kStageParts)));
   }
   if (stage_used_ + rounded > kStagePart) {
-    const std::size_t before = (stage_part_ + kStageParts - 1) % kStageParts;
-    CudaCauses none;
-    COMOE_ASSIGN_OR_RETURN(stage_free_[before], events_.Record(stream_, none));
-    stage_part_ = (stage_part_ + 1) % kStageParts;
-    stage_used_ = 0;
-    COMOE_RETURN_IF_ERROR(stage_free_[stage_part_].Synchronize());
+    if (capturing_) {
+      return absl::ResourceExhaustedError("cuda: too many arguments for work that is to be kept");
+    }
+    COMOE_RETURN_IF_ERROR(NextPart());
   }
   std::byte* data = stage_.data() + stage_part_ * kStagePart + stage_used_;
   stage_used_ += rounded;
   return data;
+}
+
+absl::Status CudaStream::NextPart() {
+  const std::size_t before = (stage_part_ + kStageParts - 1) % kStageParts;
+  CudaCauses none;
+  COMOE_ASSIGN_OR_RETURN(stage_free_[before], events_.Record(stream_, none));
+  stage_part_ = (stage_part_ + 1) % kStageParts;
+  stage_used_ = 0;
+  return stage_free_[stage_part_].Synchronize();
 }
 
 absl::StatusOr<const std::byte*> CudaStream::StageCopy(const void* data, std::size_t bytes) {
@@ -87,23 +92,92 @@ absl::StatusOr<const std::byte*> CudaStream::StageCopy(const void* data, std::si
 
 absl::StatusOr<const std::byte*> CudaStream::Send(const std::byte* staged, std::size_t bytes) {
   if (bytes > kMostSent) {
+    if (capturing_) {  // the ring's next round overwrites them
+      return absl::ResourceExhaustedError("cuda: too many arguments for work that is to be kept");
+    }
     return staged;
   }
-  context_.Enter();
   std::byte* const target = arguments_.data() + (staged - stage_.data());
-  COMOE_RETURN_IF_ERROR(context_.Check(context_.api().put(target, staged, bytes, stream_), "put"));
+  COMOE_RETURN_IF_ERROR(Put(target, staged, bytes));
   return target;
 }
 
+absl::Status CudaStream::Put(std::byte* target, const void* data, std::size_t bytes) {
+  context_.Enter();
+  return context_.Check(context_.api().put(target, data, bytes, stream_), "put");
+}
+
 absl::StatusOr<std::byte*> CudaStream::Scratch(std::size_t bytes) {
-  if (bytes > scratch_.size()) {
-    COMOE_RETURN_IF_ERROR(
-        context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize"));
-    const std::size_t wanted = std::max(base::AlignUp(bytes, kStagePart), 2 * scratch_.size());
-    scratch_ = Buffer();
-    COMOE_ASSIGN_OR_RETURN(scratch_, device_.Allocate(MemoryKind::kDevice, wanted, kAlignment));
+  return bytes > scratch_.size() ? Grow(scratch_, bytes) : scratch_.data();
+}
+
+absl::StatusOr<std::byte*> CudaStream::Table(std::size_t number, std::size_t bytes) {
+  if (number >= tables_.size()) {
+    tables_.resize(number + 1);
   }
-  return scratch_.data();
+  return bytes > tables_[number].size() ? Grow(tables_[number], bytes) : tables_[number].data();
+}
+
+absl::StatusOr<std::byte*> CudaStream::Grow(Buffer& buffer, std::size_t bytes) {
+  if (capturing_) {
+    return absl::FailedPreconditionError("cuda: work that is to be kept needs more memory than any before");
+  }
+  context_.Enter();
+  COMOE_RETURN_IF_ERROR(context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize"));
+  const std::size_t wanted = std::max(base::AlignUp(bytes, kStagePart), 2 * buffer.size());
+  ++capture_version_;
+  buffer = Buffer();
+  COMOE_ASSIGN_OR_RETURN(buffer, device_.Allocate(MemoryKind::kDevice, wanted, kAlignment));
+  return buffer.data();
+}
+
+// An executable graph.
+class CudaCaptured final : public Stream::Captured {
+ public:
+  CudaCaptured(CudaContext& context, void* graph) : context_(context), graph_(graph) {}
+  ~CudaCaptured() override {
+    context_.Enter();
+    context_.Check(context_.api().destroy_graph(graph_), "cudaGraphExecDestroy").IgnoreError();
+  }
+  CudaCaptured(const CudaCaptured&) = delete;
+  CudaCaptured& operator=(const CudaCaptured&) = delete;
+  void* graph() const { return graph_; }
+
+ private:
+  CudaContext& context_;
+  void* const graph_;
+};
+
+// Stages are told apart by events between them, which kept work does not have.
+bool CudaStream::can_capture() const {
+  return kind_ == StreamKind::kCompute && ranges_ == nullptr && !meter_.listening() && !context_.one_stream();
+}
+
+absl::Status CudaStream::BeginCapture() {
+  context_.Enter();
+  // Arguments travel with the kernels that put them in place: no part of the ring is left meanwhile.
+  if (stage_used_ > kStagePart / 2) {
+    COMOE_RETURN_IF_ERROR(NextPart());
+  }
+  COMOE_RETURN_IF_ERROR(context_.Check(context_.api().begin_capture(stream_), "cudaStreamBeginCapture"));
+  capturing_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Stream::Captured>> CudaStream::EndCapture() {
+  if (!std::exchange(capturing_, false)) {
+    return absl::FailedPreconditionError("cuda: nothing is being captured");
+  }
+  context_.Enter();
+  void* graph = nullptr;
+  COMOE_RETURN_IF_ERROR(context_.Check(context_.api().end_capture(stream_, &graph), "cudaStreamEndCapture"));
+  return std::unique_ptr<Captured>(std::make_unique<CudaCaptured>(context_, graph));
+}
+
+absl::Status CudaStream::Replay(Captured& work) {
+  context_.Enter();
+  return context_.Check(context_.api().run_graph(static_cast<CudaCaptured&>(work).graph(), stream_),
+                        "cudaGraphLaunch");
 }
 
 absl::Status CudaStream::Mark(const CudaMark& mark) {
@@ -113,7 +187,25 @@ absl::Status CudaStream::Mark(const CudaMark& mark) {
   return absl::OkStatus();
 }
 
+void CudaStream::BeginStep(base::StepId step) {
+  if (ranges_ != nullptr) {
+    ranges_->BeginStep(step);
+  }
+}
+
+void CudaStream::EndStep() {
+  if (ranges_ != nullptr) {
+    ranges_->EndStep();
+  }
+}
+
 void CudaStream::SetStage(const base::Stage& stage) {
+  if (capturing_) {
+    return;
+  }
+  if (ranges_ != nullptr) {
+    ranges_->SetStage(stage);
+  }
   const bool changed = !SameStage(stage, work_.stage);
   const bool told =
       work_.stage.kind == base::StageKind::kLookahead || stage.kind == base::StageKind::kLookahead;

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +25,7 @@
 #include "engine/device/cuda/cuda_context.h"
 #include "engine/device/cuda/cuda_events.h"
 #include "engine/device/cuda/cuda_meter.h"
+#include "engine/device/cuda/cuda_ranges.h"
 #include "engine/device/device.h"
 
 namespace comoe::device {
@@ -75,11 +77,24 @@ class CudaStream final : public Stream {
   // Device memory between the kernels of one operation, aligned to 256 bytes: whoever calls next gets the
   // same. Grows, which allocates and waits for the device, when more is asked for than ever before.
   absl::StatusOr<std::byte*> Scratch(std::size_t bytes);
+  // Device memory that stays, aligned to 256 bytes: table `number`, a small one, always at the same address;
+  // unless it grows, as Scratch does.
+  absl::StatusOr<std::byte*> Table(std::size_t number, std::size_t bytes);
   CudaKernelState& kernel_state() { return kernel_state_; }
 
   DeviceId device() const override { return {DeviceKind::kCuda, context_.ordinal()}; }
   void SetStage(const base::Stage& stage) override;
+  void BeginStep(base::StepId step) override;
+  void EndStep() override;
+  // Names what is queued from now on for a profiler.
+  void UseRanges() { ranges_ = std::make_unique<CudaRanges>(context_.api()); }
   absl::Status CopyAsync(std::byte* target, const std::byte* source, std::size_t bytes) override;
+  absl::Status Put(std::byte* target, const void* data, std::size_t bytes) override;
+  bool can_capture() const override;
+  absl::Status BeginCapture() override;
+  absl::StatusOr<std::unique_ptr<Captured>> EndCapture() override;
+  absl::Status Replay(Captured& work) override;
+  std::uint64_t capture_version() const override { return capture_version_; }
   absl::StatusOr<Event> Record() override;
   absl::Status Wait(const Event& event, base::WaitEdge edge, absl::Duration limit) override;
   absl::Status Synchronize() override;
@@ -88,6 +103,8 @@ class CudaStream final : public Stream {
   CudaStream(Device& device, CudaContext& context, CudaEvents& events, CudaMeter& meter,
              absl::string_view name, StreamKind kind);
   absl::Status Mark(const CudaMark& mark);
+  absl::Status NextPart();
+  absl::StatusOr<std::byte*> Grow(Buffer& buffer, std::size_t bytes);
 
   Device& device_;
   CudaContext& context_;
@@ -103,12 +120,16 @@ class CudaStream final : public Stream {
   std::size_t stage_used_ = 0;                 // of that part
   std::array<Event, kStageParts> stage_free_;  // when each part may be written again
   Buffer scratch_;
+  std::vector<Buffer> tables_;
+  bool capturing_ = false;
+  std::uint64_t capture_version_ = 0;
   CudaKernelState kernel_state_;
 
   std::size_t lane_ = 0;                                    // in the meter
   CudaMark work_ = {CudaMark::What::kWork, {}, {}, {}, 0};  // what is queued now
   bool working_ = false;                                    // and whether the meter knows
   absl::Status failed_;                                     // of work before, which the next event is to have
+  std::unique_ptr<CudaRanges> ranges_;                      // nullptr: no profiler asked for them
   CudaCauses pending_;  // events that may yet fail, and with them the next one recorded
 };
 

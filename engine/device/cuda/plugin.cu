@@ -192,6 +192,36 @@ int WaitValue(void* stream, void* word, std::uint32_t value) {
   return cudaGetLastError();
 }
 
+// Relaxed: what other threads do meanwhile is theirs.
+int BeginCapture(void* stream) {
+  return cudaStreamBeginCapture(Stream(stream), cudaStreamCaptureModeRelaxed);
+}
+
+int EndCapture(void* stream, void** graph) {
+  *graph = nullptr;
+  cudaGraph_t captured = nullptr;
+  if (const cudaError_t error = cudaStreamEndCapture(Stream(stream), &captured); error != cudaSuccess) {
+    return error;
+  }
+  cudaGraphExec_t executable = nullptr;
+  cudaError_t error = cudaGraphInstantiate(&executable, captured, 0);
+  cudaGraphDestroy(captured);
+  if (error == cudaSuccess) {
+    error = cudaGraphUpload(executable, Stream(stream));
+  }
+  if (error != cudaSuccess && executable != nullptr) {
+    cudaGraphExecDestroy(executable);
+    return error;
+  }
+  *graph = executable;
+  return error;
+}
+
+int RunGraph(void* graph, void* stream) {
+  return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Stream(stream));
+}
+int DestroyGraph(void* graph) { return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
 void PushRange(const char* name) { nvtxRangePushA(name); }
 void PopRange() { nvtxRangePop(); }
 
@@ -251,6 +281,10 @@ constexpr CudaDeviceApi kDevice = {
     .fill = Fill,
     .put = Put,
     .wait_value = WaitValue,
+    .begin_capture = BeginCapture,
+    .end_capture = EndCapture,
+    .run_graph = RunGraph,
+    .destroy_graph = DestroyGraph,
     .push_range = PushRange,
     .pop_range = PopRange,
     .poisons = Poisons,

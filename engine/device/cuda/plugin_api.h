@@ -81,6 +81,13 @@ struct CudaDeviceApi {
   // device has none, by a kernel of one thread.
   int (*wait_value)(void* stream, void* word, std::uint32_t value);
 
+  // What the calling thread queues on `stream` is kept and not run, until end_capture makes an executable graph of
+  // it: to be destroyed, once it has run. An error: there is none.
+  int (*begin_capture)(void* stream);
+  int (*end_capture)(void* stream, void** graph);
+  int (*run_graph)(void* graph, void* stream);
+  int (*destroy_graph)(void* graph);
+
   // Named ranges in a profiler's timeline, nested on the calling thread; nothing without a profiler.
   void (*push_range)(const char* name);
   void (*pop_range)();
@@ -105,7 +112,7 @@ using CudaPluginEntry = const CudaPlugin* (*)();
 }  // extern "C"
 
 // Rises with every change of a struct above.
-inline constexpr std::uint32_t kCudaPluginAbi = 2;
+inline constexpr std::uint32_t kCudaPluginAbi = 3;
 inline constexpr const char* kCudaPluginSymbol = "comoe_cuda_plugin";
 inline constexpr const char* kCudaPluginFile = "libcomoe_cuda.so";
 inline constexpr int kCudaNotReady = 600;  // cudaErrorNotReady

@@ -71,7 +71,7 @@ constexpr int kExtraFloats = kHeads* kDim + kDecodeWarps*(kKvTokens + 1) * kHead
 
 template <int kDim, int kHeads, int kDepth>
 __global__ void __launch_bounds__(kDecodeThreads, 2)
-    FloatKernel(const CudaAttentionArgs args, int most_pieces) {
+    FloatKernel(const CudaAttentionArgs args, int most_pieces, bool clustered) {
   constexpr int kHalfBytes = kDim * kKvTokens * 4;
   constexpr int kLanesPerToken = kDim / 4;
   constexpr int kTokensAtOnce = kWarpSize / kLanesPerToken;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     }
   }
   __syncthreads();  // all warps' results are there
-  FinishPiece<kHeads, kDim>(args, piece, piece_idx, most_pieces, head0, heads, maxima, sums, outs);
+  FinishPiece<kHeads, kDim>(args, piece, piece_idx, most_pieces, clustered, head0, heads, maxima, sums, outs);
 }
 
 template <int kDim, int kHeads, int kDepth>
@@ -225,22 +225,17 @@ constexpr std::size_t kSharedBytes =
     std::size_t{kDecodeWarps} * kDepth* kDim* kKvTokens * 4 + kExtraFloats<kDim, kHeads> * 4;
 
 template <int kDim, int kHeads, int kDepth>
-int LaunchDepth(const CudaAttentionArgs& args, int most_pieces, void* stream) {
+int LaunchDepth(const CudaAttentionArgs& args, int most_pieces, bool& clustered, void* stream) {
   const std::int64_t parts = CeilDiv(args.heads / args.kv.kv_heads, kHeads);
   const dim3 grid(static_cast<unsigned>(most_pieces), static_cast<unsigned>(args.kv.kv_heads * parts),
                   static_cast<unsigned>(args.kv.num_spans * args.kv.max_span_rows));
-  constexpr std::size_t kBytes = kSharedBytes<kDim, kHeads, kDepth>;
-  auto* kernel = FloatKernel<kDim, kHeads, kDepth>;
-  if (const int error = AllowShared(kernel, kBytes); error != 0) {
-    return error;
-  }
-  kernel<<<grid, kDecodeThreads, kBytes, AsStream(stream)>>>(args, most_pieces);
-  return cudaGetLastError();
+  return LaunchPieces(FloatKernel<kDim, kHeads, kDepth>, grid, kSharedBytes<kDim, kHeads, kDepth>, args,
+                      clustered, stream);
 }
 
 // As deep a ring as the device has shared memory for: 99 KB of sm_86, sm_89 and sm_120 take the shorter one.
 template <int kDim, int kHeads>
-int Launch(const CudaAttentionArgs& args, int most_pieces, void* stream) {
+int Launch(const CudaAttentionArgs& args, int most_pieces, bool& clustered, void* stream) {
   constexpr int kDepth = kDim == 64 ? 6 : 3;
   int device = 0;
   int limit = 0;
@@ -252,31 +247,31 @@ int Launch(const CudaAttentionArgs& args, int most_pieces, void* stream) {
     return error;
   }
   if (kSharedBytes<kDim, kHeads, kDepth> <= static_cast<std::size_t>(limit)) {
-    return LaunchDepth<kDim, kHeads, kDepth>(args, most_pieces, stream);
+    return LaunchDepth<kDim, kHeads, kDepth>(args, most_pieces, clustered, stream);
   }
-  return LaunchDepth<kDim, kHeads, kDepth - 1>(args, most_pieces, stream);
+  return LaunchDepth<kDim, kHeads, kDepth - 1>(args, most_pieces, clustered, stream);
 }
 
 template <int kDim>
-int LaunchForHeads(const CudaAttentionArgs& args, int most_pieces, void* stream) {
+int LaunchForHeads(const CudaAttentionArgs& args, int most_pieces, bool& clustered, void* stream) {
   const std::int64_t per_kv_head = args.heads / args.kv.kv_heads;
   if (per_kv_head == 1) {
-    return Launch<kDim, 1>(args, most_pieces, stream);
+    return Launch<kDim, 1>(args, most_pieces, clustered, stream);
   }
   if (per_kv_head == 2) {
-    return Launch<kDim, 2>(args, most_pieces, stream);
+    return Launch<kDim, 2>(args, most_pieces, clustered, stream);
   }
   if (per_kv_head <= 4) {
-    return Launch<kDim, 4>(args, most_pieces, stream);
+    return Launch<kDim, 4>(args, most_pieces, clustered, stream);
   }
-  return Launch<kDim, 8>(args, most_pieces, stream);
+  return Launch<kDim, 8>(args, most_pieces, clustered, stream);
 }
 
 }  // namespace
 
-int LaunchDecodeFloat(const CudaAttentionArgs& args, int most_pieces, void* stream) {
-  return args.kv.head_dim == 64 ? LaunchForHeads<64>(args, most_pieces, stream)
-                                : LaunchForHeads<128>(args, most_pieces, stream);
+int LaunchDecodeFloat(const CudaAttentionArgs& args, int most_pieces, bool& clustered, void* stream) {
+  return args.kv.head_dim == 64 ? LaunchForHeads<64>(args, most_pieces, clustered, stream)
+                                : LaunchForHeads<128>(args, most_pieces, clustered, stream);
 }
 
 }  // namespace comoe::kernels

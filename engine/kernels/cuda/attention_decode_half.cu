@@ -12,7 +12,7 @@ constexpr int kRingBytes =
 
 template <int kDim, int kTerms>
 __global__ void __launch_bounds__(kDecodeThreads, 3)
-    HalfKernel(const CudaAttentionArgs args, int most_pieces) {
+    HalfKernel(const CudaAttentionArgs args, int most_pieces, bool clustered) {
   using Tile = AttentionTile<HalfPair, kDim, kTerms, 1, kKvTokens>;
   constexpr int kHalfBytes = kDim * kKvTokens * 2;
   constexpr int kDepth = kRingBytes / kHalfBytes;
@@ -114,32 +114,29 @@ __global__ void __launch_bounds__(kDecodeThreads, 3)
     }
   }
   __syncthreads();  // all warps' results are there
-  FinishPiece<kHeads, kDim>(args, piece, piece_idx, most_pieces, head0, heads, maxima, sums, outs);
+  FinishPiece<kHeads, kDim>(args, piece, piece_idx, most_pieces, clustered, head0, heads, maxima, sums, outs);
 }
 
 template <int kDim, int kTerms>
-int Launch(const CudaAttentionArgs& args, int most_pieces, void* stream) {
+int Launch(const CudaAttentionArgs& args, int most_pieces, bool& clustered, void* stream) {
   const std::int64_t parts = CeilDiv(args.heads / args.kv.kv_heads, kHeads);
   const dim3 grid(static_cast<unsigned>(most_pieces), static_cast<unsigned>(args.kv.kv_heads * parts),
                   static_cast<unsigned>(args.kv.num_spans * args.kv.max_span_rows));
   constexpr std::size_t kBytes =
       std::size_t{kDecodeWarps} * kRingBytes + std::size_t{kTerms} * kHeads * kDim * 2;
-  auto* kernel = HalfKernel<kDim, kTerms>;
-  if (const int error = AllowShared(kernel, kBytes); error != 0) {
-    return error;
-  }
-  kernel<<<grid, kDecodeThreads, kBytes, AsStream(stream)>>>(args, most_pieces);
-  return cudaGetLastError();
+  return LaunchPieces(HalfKernel<kDim, kTerms>, grid, kBytes, args, clustered, stream);
 }
 
 }  // namespace
 
-int LaunchDecodeHalf(const CudaAttentionArgs& args, int most_pieces, void* stream) {
+int LaunchDecodeHalf(const CudaAttentionArgs& args, int most_pieces, bool& clustered, void* stream) {
   const bool exact = args.precision == CudaPrecision::kExact;
   if (args.kv.head_dim == 64) {
-    return exact ? Launch<64, 2>(args, most_pieces, stream) : Launch<64, 1>(args, most_pieces, stream);
+    return exact ? Launch<64, 2>(args, most_pieces, clustered, stream)
+                 : Launch<64, 1>(args, most_pieces, clustered, stream);
   }
-  return exact ? Launch<128, 2>(args, most_pieces, stream) : Launch<128, 1>(args, most_pieces, stream);
+  return exact ? Launch<128, 2>(args, most_pieces, clustered, stream)
+               : Launch<128, 1>(args, most_pieces, clustered, stream);
 }
 
 }  // namespace comoe::kernels

@@ -137,6 +137,17 @@ __device__ __forceinline__ void CopyAsync16If(bool copies, std::uint32_t shared,
                  : "memory");
   }
 }
+// For data that nobody reads again soon: it leaves the second-level cache before other data does.
+__device__ __forceinline__ std::uint64_t ReadOncePolicy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void CopyAsync16(std::uint32_t shared, const void* p, std::uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(p),
+               "l"(policy)
+               : "memory");
+}
 __device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `Pending` of this thread's groups are on their way.
 template <int Pending>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,16 +29,26 @@ static_assert(static_cast<int>(tensor::DType::kF16) == static_cast<int>(CudaDTyp
 
 float* Data(const tensor::TensorView& view) { return reinterpret_cast<float*>(view.data); }
 
-// A cuBLAS handle for a stream, or none where the library is missing.
-struct BlasState {
-  void* blas = nullptr;
-  void (*destroy)(void* blas) = nullptr;
+// Sequences that lie in a table of the stream's.
+struct Prepared {
+  const CudaSpan* spans = nullptr;
+  const std::int32_t* blocks = nullptr;
+  std::int64_t num_spans = 0;
+  std::int64_t max_context = 0;  // a bound
+};
+
+// What kernels keep with a stream.
+struct KernelState {
+  void* blas = nullptr;  // a cuBLAS handle, or none where the library is missing
+  bool blas_asked_for = false;
+  void (*destroy_blas)(void* blas) = nullptr;
+  std::vector<Prepared> prepared;
 };
 
 void DestroyState(void* data) {
-  auto* const state = static_cast<BlasState*>(data);
+  auto* const state = static_cast<KernelState*>(data);
   if (state->blas != nullptr) {
-    state->destroy(state->blas);
+    state->destroy_blas(state->blas);
   }
   delete state;
 }
@@ -87,17 +98,22 @@ class Launcher {
     return std::pair<const A*, const B*>(reinterpret_cast<const A*>(sent),
                                          reinterpret_cast<const B*>(sent + second));
   }
-  // Made by the first product of many rows.
-  void* Blas() const {
+  KernelState& state() const {
     device::CudaKernelState& state = stream_->kernel_state();
     if (state.data == nullptr) {
-      auto* const made = new BlasState{nullptr, table_->blas_destroy};
-      if (table_->blas_create(&made->blas) != 0) {
-        made->blas = nullptr;
-      }
+      auto* const made = new KernelState();
+      made->destroy_blas = table_->blas_destroy;
       state = {made, DestroyState};
     }
-    return static_cast<BlasState*>(state.data)->blas;
+    return *static_cast<KernelState*>(state.data);
+  }
+  // Made by the first product of many rows.
+  void* Blas() const {
+    KernelState& kept = state();
+    if (!std::exchange(kept.blas_asked_for, true) && table_->blas_create(&kept.blas) != 0) {
+      kept.blas = nullptr;
+    }
+    return kept.blas;
   }
 
  private:
@@ -184,43 +200,107 @@ bool AnyRows(const SequenceRows& /*sequence*/) { return true; }
 bool OneRow(const SequenceRows& sequence) { return sequence.num_rows == 1; }
 bool SeveralRows(const SequenceRows& sequence) { return sequence.num_rows > 1; }
 
-// The sequences that are `wanted`, with their block tables, as kernels read them.
+std::size_t BlocksOf(const SequenceRows& sequence) {
+  return static_cast<std::size_t>((sequence.start_position + sequence.num_rows + tensor::kKvBlockTokens - 1) /
+                                  tensor::kKvBlockTokens);
+}
+
+// Those that are `wanted`, with their block tables, one after another.
+void FillKv(absl::Span<const SequenceRows> sequences, bool (*wanted)(const SequenceRows&),
+            absl::Span<CudaSpan> spans, absl::Span<std::int32_t> blocks) {
+  std::size_t at = 0;
+  std::size_t next = 0;
+  for (const SequenceRows& sequence : sequences) {
+    if (sequence.num_rows == 0 || !wanted(sequence)) {
+      continue;
+    }
+    spans[next++] = {static_cast<std::int32_t>(sequence.first_row),
+                     static_cast<std::int32_t>(sequence.num_rows),
+                     static_cast<std::int32_t>(sequence.start_position), static_cast<std::int32_t>(at)};
+    for (std::size_t i = 0; i < BlocksOf(sequence); ++i) {
+      blocks[at++] = sequence.blocks[i].value;
+    }
+  }
+}
+
+CudaKv KvOf(const tensor::KvView& view) {
+  CudaKv kv;
+  kv.data = view.data;
+  kv.dtype = DTypeOf(view.layout.dtype);
+  kv.kv_heads = view.layout.kv_heads;
+  kv.head_dim = view.layout.head_dim;
+  return kv;
+}
+
+CudaKv KvOf(const tensor::KvView& view, const Prepared& prepared) {
+  CudaKv kv = KvOf(view);
+  kv.spans = prepared.spans;
+  kv.blocks = prepared.blocks;
+  kv.num_spans = prepared.num_spans;
+  kv.max_span_rows = 1;
+  return kv;
+}
+
+absl::Status PrepareSequencesCuda(const PrepareSequencesArgs& args, device::Stream& stream) {
+  COMOE_ASSIGN_OR_RETURN(const Launcher launcher, Launcher::Make(stream));
+  std::vector<Prepared>& tables = launcher.state().prepared;
+  const auto number = static_cast<std::size_t>(args.table);
+  if (number >= tables.size()) {
+    tables.resize(number + 1);
+  }
+  Prepared& prepared = tables[number];
+  prepared = {};
+  std::size_t num_blocks = 0;
+  for (const SequenceRows& sequence : args.sequences) {
+    num_blocks += BlocksOf(sequence);
+    prepared.max_context = std::max(prepared.max_context, sequence.start_position + 1);
+  }
+  if (args.sequences.empty()) {
+    return absl::OkStatus();
+  }
+  prepared.max_context = ContextBound(prepared.max_context);
+  prepared.num_spans = static_cast<std::int64_t>(args.sequences.size());
+  const std::size_t span_bytes = args.sequences.size() * sizeof(CudaSpan);
+  const std::size_t bytes = span_bytes + num_blocks * sizeof(std::int32_t);
+  COMOE_ASSIGN_OR_RETURN(std::byte* const staged, launcher.stream().Stage(bytes));
+  FillKv(args.sequences, AnyRows,
+         absl::Span<CudaSpan>(reinterpret_cast<CudaSpan*>(staged), args.sequences.size()),
+         absl::Span<std::int32_t>(reinterpret_cast<std::int32_t*>(staged + span_bytes), num_blocks));
+  constexpr std::size_t kRoundedUp = 16;  // what Put may write beyond
+  COMOE_ASSIGN_OR_RETURN(std::byte* const target, launcher.stream().Table(number, bytes + kRoundedUp));
+  prepared.spans = reinterpret_cast<const CudaSpan*>(target);
+  prepared.blocks = reinterpret_cast<const std::int32_t*>(target + span_bytes);
+  return bytes <= CudaStream::kMostSent ? launcher.stream().Put(target, staged, bytes)
+                                        : launcher.stream().CopyAsync(target, staged, bytes);
+}
+
+// nullptr: they are prepared nowhere.
+const Prepared* PreparedAt(const Launcher& launcher, std::int32_t table, std::size_t num_sequences) {
+  const std::vector<Prepared>& tables = launcher.state().prepared;
+  if (table < 0 || static_cast<std::size_t>(table) >= tables.size()) {
+    return nullptr;
+  }
+  const Prepared& prepared = tables[static_cast<std::size_t>(table)];
+  return prepared.num_spans == static_cast<std::int64_t>(num_sequences) ? &prepared : nullptr;
+}
+
+// The sequences that are `wanted`, as kernels read them.
 absl::StatusOr<CudaKv> StageKv(const Launcher& launcher, absl::Span<const SequenceRows> sequences,
                                const tensor::KvView& view, bool (*wanted)(const SequenceRows&)) {
-  const auto blocks_of = [](const SequenceRows& sequence) {
-    return static_cast<std::size_t>(
-        (sequence.start_position + sequence.num_rows + tensor::kKvBlockTokens - 1) / tensor::kKvBlockTokens);
-  };
-  CudaKv kv;
+  CudaKv kv = KvOf(view);
   std::size_t num_blocks = 0;
   for (const SequenceRows& sequence : sequences) {
     if (sequence.num_rows > 0 && wanted(sequence)) {
       ++kv.num_spans;
       kv.max_span_rows = std::max(kv.max_span_rows, sequence.num_rows);
-      num_blocks += blocks_of(sequence);
+      num_blocks += BlocksOf(sequence);
     }
   }
-  kv.data = view.data;
-  kv.dtype = DTypeOf(view.layout.dtype);
-  kv.kv_heads = view.layout.kv_heads;
-  kv.head_dim = view.layout.head_dim;
   if (kv.num_spans == 0) {
     return kv;
   }
   const auto fill = [&](absl::Span<CudaSpan> spans, absl::Span<std::int32_t> blocks) {
-    std::size_t at = 0;
-    std::size_t next = 0;
-    for (const SequenceRows& sequence : sequences) {
-      if (sequence.num_rows == 0 || !wanted(sequence)) {
-        continue;
-      }
-      spans[next++] = {static_cast<std::int32_t>(sequence.first_row),
-                       static_cast<std::int32_t>(sequence.num_rows),
-                       static_cast<std::int32_t>(sequence.start_position), static_cast<std::int32_t>(at)};
-      for (std::size_t i = 0; i < blocks_of(sequence); ++i) {
-        blocks[at++] = sequence.blocks[i].value;
-      }
-    }
+    FillKv(sequences, wanted, spans, blocks);
   };
   COMOE_ASSIGN_OR_RETURN(
       std::tie(kv.spans, kv.blocks),
@@ -235,7 +315,11 @@ absl::Status AppendKvCuda(const AppendKvArgs& args, device::Stream& stream) {
   launch.keys_stride = args.keys.row_stride;
   launch.values = Data(args.values);
   launch.values_stride = args.values.row_stride;
-  COMOE_ASSIGN_OR_RETURN(launch.kv, StageKv(launcher, args.sequences, args.kv, AnyRows));
+  if (const Prepared* prepared = PreparedAt(launcher, args.table, args.sequences.size())) {
+    launch.kv = KvOf(args.kv, *prepared);
+  } else {
+    COMOE_ASSIGN_OR_RETURN(launch.kv, StageKv(launcher, args.sequences, args.kv, AnyRows));
+  }
   return launch.kv.num_spans == 0 ? absl::OkStatus()
                                   : launcher.Launch(&CudaLaunchTable::append_kv, launch, "append_kv");
 }
@@ -254,14 +338,20 @@ absl::Status AttentionCuda(const AttentionArgs& args, device::Stream& stream) {
   launch.out = Data(args.out);
   launch.out_stride = args.out.row_stride;
   launch.precision = kPrecision;
-  for (const SequenceRows& sequence : args.sequences) {
-    launch.max_context = std::max(launch.max_context, sequence.start_position + sequence.num_rows);
+  if (const Prepared* prepared = PreparedAt(launcher, args.table, args.sequences.size())) {
+    launch.max_context = prepared->max_context;
+    launch.kv = KvOf(args.kv, *prepared);
+  } else {
+    for (const SequenceRows& sequence : args.sequences) {
+      launch.max_context = std::max(launch.max_context, sequence.start_position + sequence.num_rows);
+    }
+    COMOE_ASSIGN_OR_RETURN(launch.kv, StageKv(launcher, args.sequences, args.kv, SeveralRows));
+    if (launch.kv.num_spans > 0) {
+      COMOE_RETURN_IF_ERROR(
+          launcher.Launch(&CudaLaunchTable::attention_prefill, launch, "attention_prefill"));
+    }
+    COMOE_ASSIGN_OR_RETURN(launch.kv, StageKv(launcher, args.sequences, args.kv, OneRow));
   }
-  COMOE_ASSIGN_OR_RETURN(launch.kv, StageKv(launcher, args.sequences, args.kv, SeveralRows));
-  if (launch.kv.num_spans > 0) {
-    COMOE_RETURN_IF_ERROR(launcher.Launch(&CudaLaunchTable::attention_prefill, launch, "attention_prefill"));
-  }
-  COMOE_ASSIGN_OR_RETURN(launch.kv, StageKv(launcher, args.sequences, args.kv, OneRow));
   if (launch.kv.num_spans == 0) {
     return absl::OkStatus();
   }
@@ -512,6 +602,26 @@ absl::Status ClampCuda(const ClampArgs& args, device::Stream& stream) {
   return launcher.Launch(&CudaLaunchTable::clamp, launch, "clamp");
 }
 
+absl::Status TopLogitsCuda(const TopLogitsArgs& args, device::Stream& stream) {
+  static_assert(kMostTopLogits == kCudaMaxTopK && kMostTopLogitsVocab == kCudaMaxTopKVocab);
+  static_assert(TopLogitsScratchBytes(1, 1) == CudaTopKWorkspaceBytes(1, 1));
+  COMOE_ASSIGN_OR_RETURN(const Launcher launcher, Launcher::Make(stream));
+  CudaTopKArgs launch;
+  launch.logits = Data(args.logits);
+  launch.logits_stride = args.logits.row_stride;
+  launch.rows = args.logits.rows;
+  launch.vocab = args.logits.cols;
+  launch.k = args.k;
+  launch.ids = args.ids.data();
+  launch.values = args.values.data();
+  launch.workspace = args.scratch.data();
+  launch.workspace_bytes = args.scratch.size();
+  return launcher.Launch(&CudaLaunchTable::top_k, launch, "top_k");
+}
+
+// Two launches beside a copy of 50 GB/s and a scan of the host's; more so where k is large.
+constexpr std::int64_t kTopLogitsFrom = std::int64_t{1} << 16;
+
 template <CudaPrecision kPrecision>
 constexpr KernelTable MakeTable(const char* name) {
   return {
@@ -527,7 +637,10 @@ constexpr KernelTable MakeTable(const char* name) {
       .moe_combine = MoeCombineCuda,
       .add = AddCuda,
       .clamp = ClampCuda,
+      .prepare_sequences = PrepareSequencesCuda,
       .moe_resident = MoeResidentCuda<kPrecision>,
+      .top_logits = TopLogitsCuda,
+      .top_logits_from = kTopLogitsFrom,
   };
 }
 

@@ -10,11 +10,15 @@ constexpr int kWarps = 8;
 constexpr int kPerLane = 32;
 constexpr int kPartLimit = kWarps * kWarpSize * kPerLane;
 static_assert(kCudaTopKParts == kWarpSize, "a lane merges a part");
+static_assert(kCudaTopKParts * kPartLimit == kCudaMaxTopKVocab);
 
 struct Candidate {
-  std::uint32_t key;  // RankKey of the logit; 0: none left
+  std::uint32_t key;  // KeyOf the logit; 0: none left
   std::int32_t id;
 };
+
+// Ranks as RankKey, but a NaN above everything, where the host sees it.
+__device__ __forceinline__ std::uint32_t KeyOf(float x) { return isnan(x) ? 0xffffffffU : RankKey(x); }
 
 // The best of the lanes' candidates, the lowest id among equals; every lane gets it.
 __device__ __forceinline__ Candidate BestOfWarp(std::uint32_t key, std::int32_t id) {
@@ -53,7 +57,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) PartKernel(const CudaTopKAr
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int id = base + i * kWarpSize + lane;
-    keys[i] = id < end ? RankKey(logits[id]) : 0;
+    keys[i] = id < end ? KeyOf(logits[id]) : 0;
     best = max(best, keys[i]);
   }
   for (int c = 0; c < k; ++c) {
@@ -109,7 +113,7 @@ int LaunchTopK(const CudaTopKArgs& args, void* stream) {
     return 0;
   }
   if (args.vocab <= 0 || args.k <= 0 || args.k > kCudaMaxTopK || args.k > args.vocab || args.rows > 65535 ||
-      args.vocab > kCudaTopKParts * kPartLimit || args.workspace == nullptr ||
+      args.vocab > kCudaMaxTopKVocab || args.workspace == nullptr ||
       args.workspace_bytes < CudaTopKWorkspaceBytes(args.rows, args.k)) {
     return kBadSizes;
   }

@@ -252,6 +252,97 @@ TEST(TieredCache, AnOverwrittenSlotWaitsForItsReaders) {
   EXPECT_GT(Arrival(next), 0.1);
 }
 
+// Experts 0 to 7 of layer 1 in slots 0 to 7.
+std::vector<FetchOrder> WholeLayer() {
+  std::vector<FetchOrder> orders;
+  for (std::int32_t e = 0; e < kExperts; ++e) {
+    orders.push_back(Order({1, e}, e));
+  }
+  return orders;
+}
+
+TEST(TieredCache, AWholeLayerIsLeasedAtOnce) {
+  for (const bool exclusive : {false, true}) {
+    SCOPED_TRACE(exclusive);
+    const auto device = Emulated(SlowLink());
+    const auto cache =
+        MakeCache(*device, exclusive ? Exclusive(kExperts, kAll) : Inclusive(kExperts, kAll), WholeLayer());
+    ASSERT_NE(cache, nullptr);
+    EXPECT_FALSE(cache->LeaseLayer(0).has_value());  // a dense one
+    EXPECT_FALSE(cache->LeaseLayer(2).has_value());
+    EXPECT_FALSE(cache->LeaseLayer(kLayers).has_value());
+    const std::optional<LayerPlaces> places = cache->LeaseLayer(1);
+    ASSERT_TRUE(places.has_value());
+    EXPECT_EQ(cache->leased(), 1);
+    const std::uint64_t version = places->version;
+    for (std::int32_t e = 0; e < kExperts; ++e) {
+      auto served = cache->Acquire({1, e});
+      ASSERT_TRUE(served.ok());
+      EXPECT_EQ(reinterpret_cast<std::uint64_t>(served->lease.view().data),
+                places->addresses[static_cast<std::size_t>(e)]);
+    }
+    // While it lasts no guess takes a place, though the director has given it away; then one that waits does,
+    // once the bytes have been read.
+    auto reader = device->CreateStream("reader", device::StreamKind::kCopy);
+    auto out = device->Allocate(device::MemoryKind::kPinned, std::size_t{100} << 10, 64);
+    auto in = device->Allocate(device::MemoryKind::kDevice, std::size_t{100} << 10, 64);
+    ASSERT_TRUE(reader.ok() && out.ok() && in.ok());
+    cache->Prefetch({Order({2, 3}, 5)});
+    EXPECT_EQ(cache->copies_under_way(), 0);
+    EXPECT_FALSE(cache->LayerIsThere(1));
+    ASSERT_TRUE((*reader)->CopyAsync(out->data(), in->data(), out->size()).ok());  // 100 ms
+    auto last_use = (*reader)->Record();
+    ASSERT_TRUE(last_use.ok());
+    const double start = device->Now();
+    cache->ReleaseLayer(1, *last_use);
+    EXPECT_EQ(cache->leased(), 0);
+    EXPECT_EQ(cache->copies_under_way(), exclusive ? 2 : 1);  // and what makes room
+    auto guess = cache->Acquire({2, 3});
+    ASSERT_TRUE(guess.ok()) << guess.status();
+    if (!exclusive) {  // else it comes to a spare place
+      EXPECT_GT(Arrival(*guess) - start, 0.1);
+    }
+    EXPECT_TRUE(HoldsItsBytes(*guess));
+    guess->lease = Lease();
+    // It comes back, and is another one.
+    cache->Release(FetchNow(*cache, {1, 5}, 5).lease, device::Event());
+    Quiesce(*cache, *device);
+    const std::optional<LayerPlaces> again = cache->LeaseLayer(1);
+    ASSERT_TRUE(again.has_value());
+    EXPECT_NE(again->version, version);
+    cache->CountHits(1, {0, 5});
+    cache->ReleaseLayer(1, device::Event());
+    EXPECT_TRUE(cache->CheckPlaces().ok()) << cache->CheckPlaces();
+    ExpectConserved(*cache);
+  }
+}
+
+TEST(TieredCache, ALayerWithAFailedCopyIsNotThere) {
+  bool fail = false;
+  device::EmulatedOptions options = SlowLink();
+  options.copy_faults = [&](const device::CopyRequest& request) {
+    return fail && request.direction == CopyDirection::kHostToDevice
+               ? device::CopyFault::Fail(absl::InternalError("planned"))
+               : device::CopyFault::None();
+  };
+  const auto device = Emulated(options);
+  const auto cache = MakeCache(*device, Inclusive(kExperts, kAll), WholeLayer());
+  ASSERT_NE(cache, nullptr);
+  cache->Release(FetchNow(*cache, {2, 0}, 3).lease, device::Event());
+  Quiesce(*cache, *device);
+  fail = true;
+  cache->Prefetch({Order({1, 3}, 3)});
+  EXPECT_FALSE(cache->LayerIsThere(1));  // on its way
+  Quiesce(*cache, *device);
+  EXPECT_FALSE(cache->LayerIsThere(1));
+  EXPECT_EQ(Vacated(*cache).size(), 1U);
+  fail = false;
+  cache->Prefetch({Order({1, 3}, 3)});
+  EXPECT_FALSE(cache->LayerIsThere(1));
+  Quiesce(*cache, *device);
+  EXPECT_TRUE(cache->LayerIsThere(1));
+}
+
 TEST(TieredCache, PrefetchedBytesAreUsedOrWasted) {
   const auto device = device::MakeCpuDevice(1);
   const auto cache = MakeCache(*device, Inclusive(4, 4));

@@ -39,17 +39,61 @@ constexpr Case kCases[] = {
     {"none pinned", 3, 0, false, false},        {"nothing kept", 0, 4, false, false},
     {"exclusive", 6, 7, true, false},           {"exclusive, none pinned", 5, 0, true, false},
     {"exclusive, no host", 8, 16, true, false}, {"disk", 5, 4, false, true},
-    {"exclusive, disk", 5, 4, true, true}};
+    {"exclusive, disk", 5, 4, true, true},      {"most on the device", 22, 100, false, false},
+    {"exclusive, most", 22, 6, true, false}};
 
 // The director's view of the device slots, and a mind of its own.
 class Walker {
  public:
   Walker(TieredExpertCache& cache, device::Device& device, std::uint64_t seed, absl::Duration limit)
-      : cache_(cache), seed_(seed), limit_(limit), slots_(static_cast<std::size_t>(cache.device_slots())) {
+      : cache_(cache),
+        device_(device),
+        seed_(seed),
+        limit_(limit),
+        slots_(static_cast<std::size_t>(cache.device_slots())) {
     stream_ = *device.CreateStream("compute", device::StreamKind::kCompute);
   }
 
+  // As an engine does where all of a layer is there: one lease for all, orders beside it, release while it is
+  // used. False: it is not.
+  bool WholeLayer(std::int32_t layer) {
+    const std::optional<LayerPlaces> places = cache_.LeaseLayer(layer);
+    if (!places.has_value()) {
+      return false;
+    }
+    EXPECT_TRUE(cache_.LayerIsThere(layer));
+    EXPECT_EQ(cache_.leased(), 1);
+    ++whole_layers_;
+    const std::vector<std::uint64_t> addresses(places->addresses.begin(), places->addresses.end());
+    EXPECT_TRUE(HoldTheirBytes(layer, addresses));
+    std::set<std::int32_t> needed;
+    Order(layer, needed);
+    EXPECT_TRUE(HoldTheirBytes(layer, addresses));
+    Compute(2e9);
+    auto used = stream_->Record();
+    EXPECT_TRUE(used.ok());
+    cache_.ReleaseLayer(layer, *used);
+    Order(layer == 1 ? 2 : 1, needed);  // may take what still is being used
+    if (device_.simulated()) {
+      EXPECT_TRUE(used->Synchronize().ok());
+      EXPECT_TRUE(HoldTheirBytes(layer, addresses));
+    }
+    std::vector<std::int32_t> chosen;
+    for (std::int32_t e = 0; e < kExperts; ++e) {
+      if (Draw(2) == 0) {
+        chosen.push_back(e);
+      }
+    }
+    cache_.CountHits(layer, chosen);
+    lookups_ += chosen.size();
+    Learn();
+    return true;
+  }
+
   void Layer(std::int32_t layer) {
+    if (Draw(4) > 0 && WholeLayer(layer)) {
+      return;
+    }
     std::set<std::int32_t> needed;
     for (std::uint64_t i = Draw(5) + 1; i > 0; --i) {
       needed.insert(static_cast<std::int32_t>(Draw(kExperts)));
@@ -90,6 +134,7 @@ class Walker {
 
   std::uint64_t lookups() const { return lookups_; }
   std::uint64_t failures() const { return failures_; }
+  std::uint64_t whole_layers() const { return whole_layers_; }
 
  private:
   struct Slot {
@@ -98,6 +143,27 @@ class Walker {
   };
 
   std::uint64_t Draw(std::uint64_t n) { return base::RandomBits(seed_, counter_++) % n; }
+
+  static testing::AssertionResult HoldTheirBytes(std::int32_t layer,
+                                                 const std::vector<std::uint64_t>& addresses) {
+    for (std::int32_t e = 0; e < kExperts; ++e) {
+      const std::vector<std::byte>& blob = Model().Blob({layer, e});
+      const auto* data = reinterpret_cast<const std::byte*>(addresses[static_cast<std::size_t>(e)]);
+      if (!std::equal(blob.begin(), blob.end(), data)) {
+        return testing::AssertionFailure()
+               << "expert " << e << " of layer " << layer << " is not at its address";
+      }
+    }
+    return testing::AssertionSuccess();
+  }
+
+  // Something that keeps the device busy.
+  void Compute(double bytes) {
+    if (auto* emulated = dynamic_cast<device::EmulatedStream*>(stream_.get())) {
+      emulated->BeginKernel();
+      emulated->EndKernel({.bytes = bytes, .flops = 0.0});
+    }
+  }
 
   std::optional<std::int32_t> SlotOf(ExpertKey key) const {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
@@ -193,10 +259,7 @@ class Walker {
       return;
     }
     EXPECT_TRUE(HoldsItsBytes(served));
-    if (auto* emulated = dynamic_cast<device::EmulatedStream*>(stream_.get())) {
-      emulated->BeginKernel();
-      emulated->EndKernel({.bytes = static_cast<double>(Draw(3)) * 1e9, .flops = 0.0});
-    }
+    Compute(static_cast<double>(Draw(3)) * 1e9);
     auto used = stream_->Record();
     ASSERT_TRUE(used.ok());
     if (Draw(8) == 0) {
@@ -208,6 +271,7 @@ class Walker {
   }
 
   TieredExpertCache& cache_;
+  device::Device& device_;
   const std::uint64_t seed_;
   const absl::Duration limit_;
   std::uint64_t counter_ = 0;
@@ -217,6 +281,7 @@ class Walker {
   std::vector<FetchOrder> orders_;
   std::uint64_t lookups_ = 0;
   std::uint64_t failures_ = 0;
+  std::uint64_t whole_layers_ = 0;
 };
 
 void Walk(const Case& c, device::Device& device, const std::string& packed, std::uint64_t seed, int steps,
@@ -248,6 +313,9 @@ void Walk(const Case& c, device::Device& device, const std::string& packed, std:
   faults_on = false;
   if (testing::Test::HasFailure()) {
     return;
+  }
+  if (c.device > 2 * kExperts && !faulty) {
+    EXPECT_GT(walker.whole_layers(), 0U);
   }
   if (!faulty) {
     EXPECT_EQ(walker.failures(), 0U);

@@ -125,7 +125,7 @@ class Step {
         kv.spans = spans.get();
         kv.num_spans = 1;
         kv.max_span_rows = 1;
-        const Matrix out = Attend(checker, kv, queries, precision, prefill, what);
+        const Matrix out = Attend(checker, kv, queries, precision, prefill, what, one.start_position + 1);
         for (std::int64_t c = 0; c < apart.cols(); ++c) {
           apart.at(one.first_row, c) = out.at(one.first_row, c);
         }
@@ -232,7 +232,7 @@ class Step {
   }
 
   Matrix Attend(Checker& checker, const CudaKv& kv, Matrix& queries, CudaPrecision precision, bool prefill,
-                const std::string& what) {
+                const std::string& what, std::int64_t longest = 0) {
     Matrix out(rows_, shape_.heads * shape_.dim);
     const DeviceMatrix dq(queries);
     const DeviceMatrix dout(out);
@@ -246,8 +246,9 @@ class Step {
     args.out = dout.get();
     args.out_stride = dout.stride();
     args.precision = precision;
-    args.max_context = longest_;
-    const std::int64_t length = shape_.window == 0 ? longest_ : std::min(longest_, shape_.window);
+    args.max_context = longest == 0 ? longest_ : longest;
+    const std::int64_t length =
+        shape_.window == 0 ? args.max_context : std::min(args.max_context, shape_.window);
     const DeviceArray<std::byte> workspace(
         CudaAttentionWorkspaceBytes(kv.num_spans * kv.max_span_rows, shape_.heads, shape_.dim, length));
     args.workspace = workspace.get();
@@ -304,6 +305,8 @@ void CheckAttention(Checker& checker, bool quick) {
         const Shape shape = {4, 2, dim, 0, kv};
         Step(shape, decode, ++seed).CheckAlone(checker, precision, false);
         Step({4, 2, dim, 24, kv}, decode, ++seed).CheckAlone(checker, precision, false);
+        // Of up to eight pieces alone, of more beside others: the pieces are added in two ways.
+        Step(shape, longer, ++seed).CheckAlone(checker, precision, false);
         Step(shape, {{0, 30}, {50, 40}}, ++seed).CheckAlone(checker, precision, true);
         Step({4, 2, dim, 24, kv}, {{0, 30}, {50, 40}}, ++seed).CheckAlone(checker, precision, true);
         for (const bool in_key : {false, true}) {

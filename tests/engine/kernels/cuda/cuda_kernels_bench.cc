@@ -175,6 +175,55 @@ void BenchRows(Bench& bench) {
              [&](int) { return CudaLaunches().heads(heads, bench.stream()); });
 }
 
+// Instructions of a warp for one group of rows, and those of them that issue every other cycle (minima and
+// maxima, compares, logic, integer sums; read from the machine code for sm_90, on the way that normalised
+// rows take): with bytes, the floor of the gate.
+struct GateCase {
+  std::int64_t experts;
+  std::int64_t rows_a_warp;
+  double instructions;
+  double half_rate;
+};
+constexpr GateCase kGateCases[] = {
+    {8, 32, 281, 154}, {32, 8, 300, 186}, {64, 8, 388, 264}, {128, 8, 565, 420}, {256, 8, 918, 730}};
+
+void BenchGate(Bench& bench) {
+  int processors = 0;
+  int khz = 0;
+  MustRun(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "attribute");
+  MustRun(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "attribute");
+  const DeviceArray<float> logits = RandomArray<float>(std::size_t{1} << 27, 17, 4);
+  for (const GateCase& c : kGateCases) {
+    const std::int64_t rows = (std::int64_t{1} << 27) / c.experts;
+    const std::int64_t chosen = std::min(kChosen, c.experts / 4);
+    const DeviceArray<std::int32_t> ids(static_cast<std::size_t>(rows * chosen));
+    const DeviceArray<float> weights(static_cast<std::size_t>(rows * chosen));
+    CudaGateArgs args;
+    args.logits = logits.get();
+    args.logits_stride = args.num_experts = c.experts;
+    args.rows = rows;
+    args.experts_per_row = chosen;
+    args.normalize = true;
+    args.experts = ids.get();
+    args.weights = weights.get();
+    const double bytes = static_cast<double>(rows) * static_cast<double>(c.experts * 4 + chosen * 8);
+    const std::string name = absl::StrCat("gate ", rows, "x", c.experts, " top ", chosen);
+    const auto run = [&](int) { return CudaLaunches().gate(args, bench.stream()); };
+    const double seconds = bench.Line(name, bytes, 0, run);
+    if (seconds > 0) {
+      const double issue = static_cast<double>(rows) / static_cast<double>(c.rows_a_warp) *
+                           (c.instructions + c.half_rate) / (4.0 * processors * khz * 1e3);
+      std::printf("  floors: %.1f us of bytes, %.1f us of issue at %d MHz: %.1f %% of the higher\n",
+                  bytes / bench.copy_bandwidth * 1e6, issue * 1e6, khz / 1000,
+                  100 * std::max(bytes / bench.copy_bandwidth, issue) / seconds);
+    }
+    args.normalize = false;
+    bench.Line(name + " softmax", bytes, 0, run);
+    args.rows = 1;
+    bench.Line(absl::StrCat("gate 1x", c.experts, " top ", chosen), 0, 0, run);
+  }
+}
+
 void BenchMoe(Bench& bench) {
   const std::int64_t rows = 8192;
   const auto pairs = static_cast<std::size_t>(rows * kChosen);
@@ -203,26 +252,7 @@ void BenchMoe(Bench& bench) {
     args.rows = 1;
     bench.Line("combine 1x8x2048", 0, 0, [&](int) { return CudaLaunches().combine(args, bench.stream()); });
   }
-  for (const std::int64_t experts : {64, 128, 256}) {
-    const std::int64_t gate_rows = (std::int64_t{1} << 27) / experts;
-    const DeviceArray<float> logits = RandomArray<float>(std::size_t{1} << 27, 17, 4);
-    const DeviceArray<std::int32_t> ids(static_cast<std::size_t>(gate_rows * kChosen));
-    const DeviceArray<float> weights(static_cast<std::size_t>(gate_rows * kChosen));
-    CudaGateArgs args;
-    args.logits = logits.get();
-    args.logits_stride = args.num_experts = experts;
-    args.rows = gate_rows;
-    args.experts_per_row = kChosen;
-    args.normalize = true;
-    args.experts = ids.get();
-    args.weights = weights.get();
-    bench.Line(absl::StrCat("gate ", gate_rows, "x", experts, " top 8"),
-               static_cast<double>(gate_rows) * static_cast<double>(experts * 4 + kChosen * 8), 0,
-               [&](int) { return CudaLaunches().gate(args, bench.stream()); });
-    args.rows = 1;
-    bench.Line(absl::StrCat("gate 1x", experts, " top 8"), 0, 0,
-               [&](int) { return CudaLaunches().gate(args, bench.stream()); });
-  }
+  BenchGate(bench);
   for (const std::int64_t tokens : {1, 16, 256, 2048}) {
     const auto count = static_cast<std::size_t>(tokens * kChosen);
     std::vector<std::int32_t> ids(count);
@@ -447,6 +477,7 @@ void BenchAttention(Bench& bench) {
     const DeviceArray<float> out(static_cast<std::size_t>(4096 * kHeads * kDim));
     const DeviceArray<std::byte> workspace(std::max({CudaAttentionWorkspaceBytes(64, kHeads, kDim, 4096),
                                                      CudaAttentionWorkspaceBytes(256, kHeads, kDim, 1024),
+                                                     CudaAttentionWorkspaceBytes(16, kHeads, kDim, 8192),
                                                      CudaAttentionWorkspaceBytes(1, kHeads, kDim, 32768)}));
     const auto run = [&](const std::string& name, std::int64_t sequences, std::int64_t context,
                          std::int64_t rows, std::int64_t heads, CudaPrecision precision) {
@@ -495,6 +526,14 @@ void BenchAttention(Bench& bench) {
       run("decode 256 x 1024, 32/4 heads" + suffix, 256, 1024, 1, 32, precision);
       run("decode 1 x 4096, 32/4 heads" + suffix, 1, 4096, 1, 32, precision);
       run("decode 1 x 32768, 32/4 heads" + suffix, 1, 32768, 1, 32, precision);
+      for (const std::int64_t sequences : {1, 4, 16}) {
+        for (const std::int64_t context : {1024, 2048, 8192}) {
+          if (precision == CudaPrecision::kExact) {
+            run(absl::StrCat("decode ", sequences, " x ", context, ", 32/4 heads", suffix), sequences,
+                context, 1, 32, precision);
+          }
+        }
+      }
       run("prefill 1 x 4096, 32/4 heads" + suffix, 1, 4096, 4096, 32, precision);
       run("prefill 4 x 512 at 4096, 32/4 heads" + suffix, 4, 4096, 512, 32, precision);
     }

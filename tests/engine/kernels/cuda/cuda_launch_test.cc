@@ -18,7 +18,10 @@ std::int64_t Pieces(std::int64_t first, std::int64_t length) {
 
 TEST(CudaLaunchTest, DecodePiecesBoundEveryContextUpToTheirs) {
   std::int64_t most = 0;
+  std::int64_t most_aligned = 0;
   for (std::int64_t length = 1; length < 40000; ++length) {
+    most_aligned = std::max(most_aligned, Pieces(0, length));
+    ASSERT_EQ(most_aligned, CudaDecodePieces(length, 0)) << length;
     for (std::int64_t first = 0; first < 16; ++first) {
       most = std::max(most, Pieces(first, length));
     }
@@ -28,7 +31,7 @@ TEST(CudaLaunchTest, DecodePiecesBoundEveryContextUpToTheirs) {
 
 TEST(CudaLaunchTest, DecodePiecesAreWholeRoundsOfTheWarps) {
   // Four warps take a piece's blocks of 16 in turn, and keep the ids of up to 32 of them each.
-  for (const std::int64_t length : {1, 256, 257, 768, 769, 16384, 16385, 1000000}) {
+  for (const std::int64_t length : {1, 256, 257, 512, 513, 16384, 16385, 1000000}) {
     EXPECT_EQ(CudaDecodePiece(length) % 64, 0);
     EXPECT_LE(CudaDecodePiece(length) / 16, 4 * 32);
   }

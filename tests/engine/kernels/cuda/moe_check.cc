@@ -6,9 +6,8 @@
 namespace comoe::kernels {
 namespace {
 
-void CheckGate(Checker& checker, std::int64_t rows, std::int64_t experts, std::int64_t chosen, bool normalize,
-               const TestStream& cpu) {
-  Random random(static_cast<std::uint64_t>(2000 + experts * 64 + chosen));
+// Rows of equals, of infinities and NaN, among plain ones.
+Matrix MixedLogits(std::int64_t rows, std::int64_t experts, Random& random) {
   Matrix logits(rows, experts, random, experts % 2 == 0 ? 4 : 3);
   for (std::int64_t t = 0; t < rows; ++t) {
     for (std::int64_t e = 0; e < experts; ++e) {
@@ -19,6 +18,27 @@ void CheckGate(Checker& checker, std::int64_t rows, std::int64_t experts, std::i
       x = t % 5 == 4 && e % 2 == 1 ? std::numeric_limits<float>::quiet_NaN() : x;
     }
   }
+  return logits;
+}
+
+// Rows whose logits differ in their last bits alone, above and below zero, among plain ones.
+Matrix CloseLogits(std::int64_t rows, std::int64_t experts, Random& random) {
+  Matrix logits(rows, experts, random, 4);
+  for (std::int64_t t = 0; t < rows; ++t) {
+    const auto spread = std::int64_t{1} << random.Below(16);
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const float close = 1 + static_cast<float>(random.Below(spread)) * 0x1p-23F;
+      float& x = logits.at(t, e);
+      x = t % 8 == 1 ? close : t % 8 == 4 ? -close : t % 16 == 6 ? close * 0x1p-140F : x * 5;
+      x = t % 32 == 7 && e % 5 == 0 ? x * 1e37F : x;
+    }
+  }
+  return logits;
+}
+
+void CheckGate(Checker& checker, Matrix& logits, std::int64_t chosen, bool normalize, const TestStream& cpu) {
+  const std::int64_t rows = logits.rows();
+  const std::int64_t experts = logits.cols();
   const auto size = static_cast<std::size_t>(rows * chosen);
   std::vector<std::int32_t> want(size);
   Matrix ref(rows, chosen, 0);
@@ -314,8 +334,18 @@ void CheckMoe(Checker& checker, bool quick) {
     for (const std::int64_t chosen :
          {std::int64_t{1}, std::int64_t{2}, std::int64_t{8}, std::int64_t{33}, experts}) {
       if (chosen <= experts) {
-        CheckGate(checker, 21, experts, chosen, chosen % 2 == 0, cpu);
+        Random random(static_cast<std::uint64_t>(2000 + experts * 64 + chosen));
+        Matrix logits = MixedLogits(21, experts, random);
+        CheckGate(checker, logits, chosen, chosen % 2 == 0, cpu);
       }
+    }
+  }
+  for (const std::int64_t experts : {8, 12, 16, 20, 32, 60, 64, 100, 128, 256}) {
+    Random random(static_cast<std::uint64_t>(2500 + experts));
+    Matrix logits = CloseLogits(quick ? 70 : 1001, experts, random);
+    for (const std::int64_t chosen : {1, 3, 4, 8}) {
+      CheckGate(checker, logits, chosen, true, cpu);
+      CheckGate(checker, logits, chosen, false, cpu);
     }
   }
   checker.Summary("gate");

@@ -166,7 +166,7 @@ void CheckTopK(Checker& checker, std::int64_t rows, std::int64_t vocab, std::int
       // Few distinct values, so that equals occur; some NaN, infinities and both zeros.
       float& x = logits.at(t, v);
       x = std::floor(x * 50) / 50;
-      x = v % 97 == 5 ? std::numeric_limits<float>::quiet_NaN() : v % 101 == 6 ? -0.0F : x;
+      x = t == 1 && v % 97 == 5 ? std::numeric_limits<float>::quiet_NaN() : v % 101 == 6 ? -0.0F : x;
       x = v % 211 == 3 ? -std::numeric_limits<float>::infinity() : x;
     }
   }
@@ -195,7 +195,7 @@ void CheckTopK(Checker& checker, std::int64_t rows, std::int64_t vocab, std::int
     std::stable_sort(want.begin(), want.end(), [&](std::int32_t a, std::int32_t b) {
       const float x = logits.at(t, a);
       const float y = logits.at(t, b);
-      return x > y || (std::isnan(y) && !std::isnan(x));
+      return x > y || (std::isnan(x) && !std::isnan(y));
     });
     for (std::int64_t i = 0; i < k; ++i) {
       const auto at = static_cast<std::size_t>(t * k + i);

@@ -1,8 +1,10 @@
 // The engine on a CUDA device, over the fake plugin: device memory that the host must not touch, streams that
 // run on their own. With the reference loops as kernels, every bit is that of the CPU device.
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -156,6 +158,168 @@ TEST(CudaEngine, StateIsSavedAndPutBack) {
   ASSERT_TRUE(saved.ok()) << saved.status();
   ASSERT_TRUE(engine.Restore(*saved, to).ok());
   EXPECT_EQ(step(2, 6, {4}, from), step(3, 6, {4}, to));
+}
+
+api::SamplingParams Draws(float temperature, std::int32_t top_k, float top_p = 1.0F) {
+  api::SamplingParams params;
+  params.temperature = temperature;
+  params.top_k = top_k;
+  params.top_p = top_p;
+  params.seed = 17;
+  return params;
+}
+
+struct Sampled {
+  std::vector<std::vector<base::TokenId>> tokens;  // of each sequence
+  std::size_t bytes_to_host = 0;                   // a step
+};
+
+// Sequences of `params` side by side, some steps. `logprobs`: whether the last of them wants them too.
+Sampled SampleTogether(cli::EngineOptions options, const std::vector<api::SamplingParams>& params,
+                       bool logprobs) {
+  constexpr int kSteps = 12;
+  options.max_sequences = static_cast<std::int64_t>(params.size());
+  Sampled sampled;
+  const auto loaded = cli::LoadEngine(options);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok()) {
+    return sampled;
+  }
+  api::Engine& engine = (*loaded)->engine();
+  sampled.tokens.assign(params.size(), {});
+  const std::size_t before = testing::FakeCudaBytesToHost();
+  for (int n = 0; n < kSteps; ++n) {
+    api::StepPlan plan;
+    plan.step = {static_cast<std::uint64_t>(n)};
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      api::PlanSpan& span = plan.spans.emplace_back();
+      span.sequence = {i};
+      span.start_position = n;
+      span.tokens = {n == 0 ? kPrompt[i] : sampled.tokens[i].back()};
+      span.groups.assign(engine.model_info().cache_groups.size(),
+                         {.blocks = {{static_cast<std::int32_t>(i)}}, .slot = -1});
+      span.logits = api::LogitsMode::kLast;
+      span.sample = params[i];
+      span.top_logprobs = logprobs && i + 1 == params.size() ? 3 : -1;
+    }
+    const absl::StatusOr<api::StepResult> result = engine.Step(plan);
+    EXPECT_TRUE(result.ok()) << result.status();
+    if (!result.ok()) {
+      return sampled;
+    }
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      sampled.tokens[i].push_back(*result->spans[i].token);
+    }
+  }
+  sampled.bytes_to_host = (testing::FakeCudaBytesToHost() - before) / kSteps;
+  return sampled;
+}
+
+// Rows that need few logits get those few: the same tokens, and no row of logits crosses the link.
+TEST(CudaEngine, FewLogitsGiveTheSameTokens) {
+  cli::EngineOptions cuda = CudaOptions("qwen3_moe");
+  cuda.policy = "resident";
+  const std::vector<api::SamplingParams> few = {Draws(0.0F, 0), Draws(1.0F, 5), Draws(1.5F, 64, 0.9F),
+                                                Draws(2.0F, 30)};
+  std::vector<api::SamplingParams> some = few;
+  some.insert(some.begin() + 1, Draws(1.0F, 0));  // all logits of this one are needed
+  const Sampled short_rows = SampleTogether(cuda, few, false);
+  const Sampled mixed = SampleTogether(cuda, some, false);
+  const Sampled scored = SampleTogether(cuda, some, true);
+  EXPECT_EQ(short_rows.tokens, SampleTogether(CpuOptions("qwen3_moe"), few, false).tokens);
+  EXPECT_EQ(mixed.tokens, SampleTogether(CpuOptions("qwen3_moe"), some, false).tokens);
+  EXPECT_EQ(scored.tokens, mixed.tokens);
+  const auto loaded = cli::LoadEngine(cuda);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const auto row = static_cast<std::size_t>((*loaded)->engine().model_info().vocab_size) * sizeof(float);
+  EXPECT_EQ(short_rows.bytes_to_host, 0U);
+  EXPECT_GE(mixed.bytes_to_host, row);
+  EXPECT_LT(mixed.bytes_to_host, 2 * row);
+  EXPECT_GE(scored.bytes_to_host, 2 * row);
+  std::printf("bytes of copies to the host a step: %zu, %zu, %zu; a row of logits has %zu\n",
+              short_rows.bytes_to_host, mixed.bytes_to_host, scored.bytes_to_host, row);
+}
+
+// Experts in ordinary memory: slow on a card, and the same bits; the device counts such copies.
+TEST(CudaEngine, ExpertsNeedNotBePageLocked) {
+  cli::EngineOptions options = CudaOptions("qwen3_moe");
+  options.policy = "naive";
+  options.page_lock = "off";
+  options.expert_cache_fraction = 0.25;
+  ExpectSame(Generate(CpuOptions("qwen3_moe")), Generate(options));
+  const auto loaded = cli::LoadEngine(options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_NE((*loaded)->tiers_description().find("pageable host memory!"), std::string::npos)
+      << (*loaded)->tiers_description();
+  cli::OfflineSequence sequence((*loaded)->engine());
+  ASSERT_TRUE(sequence.Append({kPrompt.data(), 3}).ok());
+  EXPECT_GT((*loaded)->engine().offload_totals().unpinned_copies, 0U);
+  options.policy = "resident";
+  EXPECT_TRUE(absl::IsInvalidArgument(cli::LoadEngine(options).status()));
+  options = CpuOptions("qwen3_moe");
+  options.page_lock = "off";
+  EXPECT_TRUE(absl::IsUnimplemented(cli::LoadEngine(options).status()));
+}
+
+// One stream for everything is slow on a card, and the same bits.
+TEST(CudaEngine, OneStreamGivesTheSameBits) {
+  const Generated want = Generate(CpuOptions("qwen3_moe"));
+  for (const char* policy : {"naive", "lru", "hub"}) {
+    for (const char* host_lane : {"off", "on"}) {
+      SCOPED_TRACE(absl::StrCat(policy, ", host lane ", host_lane));
+      cli::EngineOptions options = CudaOptions("qwen3_moe");
+      options.policy = policy;
+      options.host_lane = host_lane;
+      options.expert_cache_fraction = 0.25;
+      options.make_device = [] {
+        return device::MakeCudaDevice(testing::FakeCudaPlugin(), {.one_stream = true});
+      };
+      ExpectSame(want, Generate(options));
+    }
+  }
+}
+
+// Names for a profiler: step > layer > stage, each closed before its like begins, none between steps.
+TEST(CudaEngine, RangesNestAndAreBalanced) {
+  for (const char* policy : {"resident", "lru", "hub"}) {
+    for (const bool asked : {true, false}) {
+      SCOPED_TRACE(absl::StrCat(policy, asked ? ", with ranges" : ""));
+      cli::EngineOptions options = CudaOptions("qwen3_moe");
+      options.policy = policy;
+      options.expert_cache_fraction = policy == std::string("resident") ? -1.0 : 0.25;
+      options.make_device = [asked] {
+        return device::MakeCudaDevice(testing::FakeCudaPlugin(), {.ranges = asked});
+      };
+      const auto loaded = cli::LoadEngine(options);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      cli::OfflineSequence sequence((*loaded)->engine());
+      testing::TakeFakeCudaRanges();
+      std::set<std::string> layers;
+      std::set<std::string> stages;
+      for (int step = 0; step < 3; ++step) {
+        ASSERT_TRUE(sequence.Append({&kPrompt[static_cast<std::size_t>(step)], 1}).ok());
+        std::vector<std::string> open;
+        for (const std::string& name : testing::TakeFakeCudaRanges()) {
+          if (name.empty()) {
+            ASSERT_FALSE(open.empty());
+            open.pop_back();
+            continue;
+          }
+          ASSERT_EQ(open.empty(), name.starts_with("step ")) << name;
+          ASSERT_TRUE(open.size() < 2 || open[1].starts_with("layer ")) << name;
+          open.push_back(name);
+          ASSERT_LE(open.size(), 3U);
+          (name.starts_with("layer ") ? layers : stages).insert(name);
+        }
+        EXPECT_TRUE(open.empty());
+      }
+      EXPECT_EQ(layers.size(),
+                asked ? static_cast<std::size_t>((*loaded)->engine().model_info().num_layers) : 0U);
+      for (const char* stage : {"embed", "attention", "gate", "head"}) {
+        EXPECT_EQ(stages.count(stage), asked ? 1U : 0U) << stage;
+      }
+    }
+  }
 }
 
 // What a poisoned context leaves: an engine that says that it is at an end.

@@ -61,9 +61,18 @@ TEST(TimedReplayTest, NaiveWaitsForEveryCopy) {
 
 TEST(TimedReplayTest, AHitCostsNoCopy) {
   const Trace trace = TraceOf(4, {{0, 1}, {0, 1}, {2, 3}});
-  const TimedTotals totals = RunNamed(trace, 8, kRates, "lru");
+  const TimedTotals totals = RunNamed(trace, 7, kRates, "lru");
   EXPECT_EQ(totals.hits, 2);
   EXPECT_DOUBLE_EQ(totals.seconds, 4 * (0.5 + 4.0 + 1.0) + 2 * (0.5 + 1.0));
+}
+
+TEST(TimedReplayTest, WhereAllFitNothingIsCopied) {
+  const Trace trace = TraceOf(4, {{0, 1}, {0, 1}, {2, 3}});
+  for (const char* policy : {"lru", "simple", "hub"}) {
+    const TimedTotals totals = RunNamed(trace, 8, kRates, policy);
+    EXPECT_EQ(totals.hits, 6) << policy;
+    EXPECT_DOUBLE_EQ(totals.seconds, 6 * (0.5 + 1.0)) << policy;
+  }
 }
 
 TEST(TimedReplayTest, TheHostLaneWorksMeanwhile) {
