@@ -161,8 +161,10 @@ absl::Status ReadHubState(const std::string& path, std::uint64_t model_hash, rou
     return absl::OkStatus();
   }
   COMOE_ASSIGN_OR_RETURN(const std::string bytes, base::ReadFile(path, kStateLimitBytes));
-  return base::Annotate(
-      hub.LoadState(model_hash, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}), path);
+  COMOE_RETURN_IF_ERROR(base::Annotate(
+      hub.LoadState(model_hash, {reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}), path));
+  base::Logf(base::LogLevel::kInfo, "hub", "starts warm with what %s says", path);
+  return absl::OkStatus();
 }
 
 absl::Status WriteHubState(const std::string& path, std::uint64_t model_hash, routing::HubDirector& hub) {

@@ -1,6 +1,7 @@
 #include "engine/model/moe_layer.h"
 
 #include <algorithm>
+#include <array>
 
 #include "engine/base/status_macros.h"
 #include "engine/model/expert_serving.h"
@@ -54,45 +55,69 @@ absl::Status ReadRouting(const StepContext& context, std::int32_t layer) {
   return absl::OkStatus();
 }
 
-// The next MoE layers' routers on this layer's input, as many as the director asks for.
-absl::Status LookAhead(const StepContext& context, std::int64_t layer) {
-  const std::int32_t wanted = context.director.lookahead();
+// Rows [place * T, place * T + T) of a matrix for several targets of look-ahead.
+TensorView ForTarget(const StepContext& context, const TensorView& matrix, std::int64_t place) {
+  return matrix.Rows(place * context.rows, context.rows);
+}
+
+// Queues the router of MoE layer `target` on this layer's input, with that layer's own norm.
+absl::Status QueueLookAhead(const StepContext& context, std::int64_t target, std::int64_t place) {
   const Workspace& work = context.work;
+  const LayerWeights& weights = context.weights.layers[static_cast<std::size_t>(target)];
+  context.stream.SetStage({base::StageKind::kLookahead, static_cast<std::int32_t>(target)});
+  COMOE_RETURN_IF_ERROR(
+      kernels::RmsNorm(context.kernels,
+                       {context.Use(work.residual), weights.post_attention_norm,
+                        static_cast<float>(context.config.norm_epsilon), 1, context.Use(work.ahead_normed)},
+                       context.stream));
+  const TensorView scores = ForTarget(context, work.ahead_router, place);
+  COMOE_RETURN_IF_ERROR(kernels::MatMul(
+      context.kernels,
+      {.x = context.Use(work.ahead_normed), .w = weights.router->view(), .bias = {}, .y = scores},
+      context.stream));
+  return Workspace::Transfer(scores, ForTarget(context, work.host_ahead_router, place), context.stream);
+}
+
+void TellLookAhead(const StepContext& context, std::int64_t layer, std::int64_t target, std::int64_t place) {
+  const Workspace& work = context.work;
+  const std::int64_t num_experts = context.config.num_experts;
+  const TensorView scores = ForTarget(context, work.host_ahead_router, place);
+  for (std::int64_t row = 0; row < context.rows; ++row) {
+    std::copy_n(scores.f32(row), num_experts, context.work.ahead_logits.begin() + row * num_experts);
+  }
+  context.director.ObserveLookahead(
+      {context.step, static_cast<std::int32_t>(layer), static_cast<std::int32_t>(target),
+       static_cast<std::int32_t>(num_experts),
+       absl::MakeConstSpan(work.ahead_logits).first(static_cast<std::size_t>(context.rows * num_experts))});
+}
+
+// The next MoE layers' routers on this layer's input, as many as the director asks for; the host waits once
+// for several.
+absl::Status LookAhead(const StepContext& context, std::int64_t layer) {
   const auto& layers = context.weights.layers;
-  std::int32_t found = 0;
-  for (std::size_t target = static_cast<std::size_t>(layer) + 1; target < layers.size() && found < wanted;
-       ++target) {
-    if (!layers[target].router.has_value()) {
-      continue;
+  std::int32_t left = context.director.lookahead();
+  std::size_t next = static_cast<std::size_t>(layer) + 1;
+  while (left > 0 && next < layers.size()) {
+    std::array<std::int64_t, Workspace::kTargetsAtOnce> targets{};
+    std::int64_t count = 0;
+    for (; next < layers.size() && left > 0 && count < Workspace::kTargetsAtOnce; ++next) {
+      if (!layers[next].router.has_value()) {
+        continue;
+      }
+      --left;
+      if (context.full_layers != nullptr && context.experts.LayerIsThere(static_cast<std::int32_t>(next))) {
+        continue;  // nothing to be early for
+      }
+      targets[static_cast<std::size_t>(count)] = static_cast<std::int64_t>(next);
+      COMOE_RETURN_IF_ERROR(QueueLookAhead(context, static_cast<std::int64_t>(next), count));
+      ++count;
     }
-    ++found;
-    if (context.full_layers != nullptr && context.experts.LayerIsThere(static_cast<std::int32_t>(target))) {
-      continue;  // nothing to be early for
+    if (count > 0) {
+      COMOE_RETURN_IF_ERROR(context.stream.Synchronize());
     }
-    context.stream.SetStage({base::StageKind::kLookahead, static_cast<std::int32_t>(target)});
-    COMOE_RETURN_IF_ERROR(
-        kernels::RmsNorm(context.kernels,
-                         {context.Use(work.residual), layers[target].post_attention_norm,
-                          static_cast<float>(context.config.norm_epsilon), 1, context.Use(work.ahead_normed)},
-                         context.stream));
-    COMOE_RETURN_IF_ERROR(kernels::MatMul(context.kernels,
-                                          {.x = context.Use(work.ahead_normed),
-                                           .w = layers[target].router->view(),
-                                           .bias = {},
-                                           .y = context.Use(work.ahead_router)},
-                                          context.stream));
-    COMOE_RETURN_IF_ERROR(Workspace::Transfer(context.Use(work.ahead_router),
-                                              context.Use(work.host_ahead_router), context.stream));
-    COMOE_RETURN_IF_ERROR(context.stream.Synchronize());
-    for (std::int64_t row = 0; row < context.rows; ++row) {
-      std::copy_n(work.host_ahead_router.f32(row), context.config.num_experts,
-                  context.work.ahead_logits.begin() + row * context.config.num_experts);
+    for (std::int64_t place = 0; place < count; ++place) {
+      TellLookAhead(context, layer, targets[static_cast<std::size_t>(place)], place);
     }
-    context.director.ObserveLookahead(
-        {context.step, static_cast<std::int32_t>(layer), static_cast<std::int32_t>(target),
-         static_cast<std::int32_t>(context.config.num_experts),
-         absl::MakeConstSpan(work.ahead_logits)
-             .first(static_cast<std::size_t>(context.rows * context.config.num_experts))});
   }
   return absl::OkStatus();
 }

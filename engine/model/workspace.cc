@@ -85,7 +85,7 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   carver.Add(&w.sin, max_rows, config.head_dim / 2);
   carver.Add(&w.router, max_rows, config.num_experts);
   carver.Add(&w.ahead_normed, max_rows, config.hidden);
-  carver.Add(&w.ahead_router, max_rows, config.num_experts);
+  carver.Add(&w.ahead_router, Workspace::kTargetsAtOnce * max_rows, config.num_experts);
   carver.Add(&w.ffn_scratch, slots, scratch_cols);
   carver.Add(&w.expert_out, slots, config.hidden);
   carver.Add(&w.shared_out, max_rows, config.hidden);
@@ -102,7 +102,7 @@ absl::StatusOr<Workspace> Workspace::Create(const checkpoint::ModelConfig& confi
   if (!device.host_accessible()) {
     host.Add(&w.host_cos, max_rows, config.head_dim / 2);
     host.Add(&w.host_sin, max_rows, config.head_dim / 2);
-    host.Add(&w.host_ahead_router, max_rows, config.num_experts);
+    host.Add(&w.host_ahead_router, Workspace::kTargetsAtOnce * max_rows, config.num_experts);
     host.Add(&w.host_logits, logits_rows, config.vocab_size);
     host.Add(&top_ids, 1, top_values);
     host.Add(&top_floats, 1, top_values);

@@ -31,7 +31,7 @@ struct Workspace {
   tensor::TensorView cos, sin;      // [R, P / 2]
   tensor::TensorView router;        // [R, E]
   tensor::TensorView ahead_normed;  // [R, D]: a later layer's norm of this layer's input
-  tensor::TensorView ahead_router;  // [R, E]: and what its router makes of that
+  tensor::TensorView ahead_router;  // [kTargetsAtOnce * R, E]: and what routers make of that, T rows for each
   tensor::TensorView ffn_scratch;   // [R K or R, widest padded F]
   tensor::TensorView expert_out;    // [R K, D]
   tensor::TensorView shared_out;    // [R, D]
@@ -64,6 +64,8 @@ struct Workspace {
   static absl::Status Transfer(const tensor::TensorView& from, const tensor::TensorView& to,
                                device::Stream& stream);
 
+  // Layers ahead whose routers are queued before the host waits for their scores.
+  static constexpr std::int64_t kTargetsAtOnce = 4;
   // Logits are computed this many rows at a time: a whole prompt's would take rows x vocabulary floats.
   static constexpr std::int64_t kLogitsRows = 64;
 
