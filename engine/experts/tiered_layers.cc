@@ -72,7 +72,9 @@ void TieredExpertCache::ReleaseLayer(std::int32_t layer, const device::Event& la
   --leased.leases;
   --leased_layers_;
   leased.last_use = last_use;
-  Passed(layer);
+  if (layer >= position_) {  // else one that was leased after it passes for both: walks only go on
+    Passed(layer);
+  }
 }
 
 void TieredExpertCache::KeepLastUse(Place& place) {

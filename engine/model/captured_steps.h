@@ -3,8 +3,8 @@
 // less between them.
 //
 // A stretch is captured when it comes for the third time: what the kernels need (memory, libraries) is there
-// by then, and what comes once is not worth it. At most so many are kept; the one not used for longest makes
-// room.
+// by then, and what comes once is not worth it. At most so many are kept; one that has not been used for long
+// makes room.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/device/device.h"
 
 namespace comoe::model {
@@ -24,7 +25,9 @@ class CapturedSteps {
   static constexpr std::int64_t kMostRows = 64;
   // Layers of a stretch at most: the host hears of a stretch's routing while the next one runs.
   static constexpr std::int32_t kMostLayers = 4;
-  static constexpr std::size_t kMostKept = 256;
+  static constexpr std::size_t kMostKept = 1024;
+  // Stretches that have run since: an old one may make room.
+  static constexpr std::uint64_t kLongUnused = 16 * kMostKept;
 
   // All that decides what is queued, beside what never changes.
   struct Stretch {
@@ -58,7 +61,8 @@ class CapturedSteps {
     std::uint64_t last_used = 0;
   };
   void Capture(Entry& entry, device::Stream& stream, absl::FunctionRef<absl::Status()> queue);
-  absl::Status MakeRoom(device::Stream& stream);
+  // Whether there is room for another.
+  absl::StatusOr<bool> MakeRoom(device::Stream& stream);
 
   absl::flat_hash_map<Stretch, Entry> entries_;
   std::size_t kept_ = 0;
@@ -66,6 +70,7 @@ class CapturedSteps {
   std::uint64_t clock_ = 0;
   std::uint64_t replays_ = 0;
   int captured_in_step_ = 0;
+  bool warned_ = false;  // that one could not be captured
 };
 
 }  // namespace comoe::model

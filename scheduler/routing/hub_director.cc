@@ -112,24 +112,26 @@ double HubDirector::ReusePerStep(base::ExpertKey key) const {
   return std::min(1.0, counts_.StepUses(key) * (1.0 - parameters_.decay));
 }
 
-// By how much longer, in copies, the layer at hand takes with one more miss.
-double HubDirector::Stake(std::int32_t layer) const {
+// By how much longer, in copies, that layer takes with one more miss. It need not be at hand any more.
+double HubDirector::Stake(const api::RoutingObservation& observation) {
   if (lanes_.link_seconds_per_expert <= 0.0) {
     return 1.0;
   }
+  std::fill(wanted_.begin(), wanted_.end(), 0.0F);
   double experts = 0.0;
   double misses = 0.0;
-  for (std::int32_t expert = 0; expert < shape().num_experts; ++expert) {
-    const bool is_needed = needed().Contains({layer, expert});
-    experts += is_needed ? 1.0 : 0.0;
-    misses += is_needed && residency().device().SlotOf({layer, expert}) == kNoSlot ? 1.0 : 0.0;
+  for (const std::int32_t expert : observation.experts) {
+    if (std::exchange(wanted_[static_cast<std::size_t>(expert)], 1.0F) == 0.0F) {
+      experts += 1.0;
+      misses += residency().device().SlotOf({observation.layer, expert}) == kNoSlot ? 1.0 : 0.0;
+    }
   }
   const double longer = SavedByOneLess(misses + 1.0, experts, lanes_);
   return std::max(kLeastStake, longer / lanes_.link_seconds_per_expert);
 }
 
 void HubDirector::Learn(std::int32_t layer, absl::Span<const std::int32_t> experts) {
-  counts_.Observe(layer, experts, Stake(layer));
+  counts_.Observe(layer, experts, stake_);
   ++turns_[static_cast<std::size_t>(layer)];
 }
 
@@ -192,6 +194,7 @@ void HubDirector::ObserveRouting(const api::RoutingObservation& observation) {
   promoter_.Advance();
   host_served_.clear();
   const std::int32_t layer = observation.layer;
+  stake_ = Stake(observation);
   PooledDirector::ObserveRouting(observation);
   promoter_.RefreshLayer(layer, shape().num_experts,
                          [this](base::ExpertKey key) { return PinnedValue(key); });

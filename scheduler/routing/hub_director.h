@@ -88,7 +88,7 @@ class HubDirector final : public PooledDirector {
     double worth = 0.0;       // by how much its layer ends sooner if it is there and needed
   };
 
-  double Stake(std::int32_t layer) const;
+  double Stake(const api::RoutingObservation& observation);
   double PinnedValue(base::ExpertKey key) const;
   double ReusePerStep(base::ExpertKey key) const;
   void SelectRows(const api::StepPlan& plan);
@@ -131,6 +131,7 @@ class HubDirector final : public PooledDirector {
 
   // Of the step under way.
   api::LaneState lanes_;  // when it was told last
+  double stake_ = 1.0;    // of the layer whose routing is told
   std::int64_t num_step_rows_ = 0;
   std::vector<Row> selected_;             // rows that the forecaster sees
   bool all_selected_ = false;             // these are all rows, in order

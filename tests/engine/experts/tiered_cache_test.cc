@@ -317,6 +317,33 @@ TEST(TieredCache, AWholeLayerIsLeasedAtOnce) {
   }
 }
 
+// A stretch of layers is leased as a whole, and then released: guesses for what comes after it still wait.
+TEST(TieredCache, LayersThatAreLeasedTogetherLeaveGuessesAlone) {
+  const auto device = Emulated(SlowLink());
+  std::vector<FetchOrder> start;
+  for (std::int32_t e = 0; e < kExperts; ++e) {
+    start.push_back(Order({1, e}, e));
+    start.push_back(Order({2, e}, kExperts + e));
+  }
+  const auto cache = MakeCache(*device, Inclusive(3 * kExperts - 1, kAll), start);
+  ASSERT_NE(cache, nullptr);
+  std::vector<FetchOrder> guesses;
+  for (std::int32_t e = 0; e < kExperts - 2; ++e) {
+    guesses.push_back(Order({3, e}, 2 * kExperts + e));
+  }
+  cache->Prefetch(guesses);
+  api::LaneState before, after;
+  cache->Describe(before);
+  ASSERT_GT(before.queued_guesses, 0);
+  ASSERT_TRUE(cache->LeaseLayer(1).has_value());
+  ASSERT_TRUE(cache->LeaseLayer(2).has_value());
+  cache->ReleaseLayer(1, device::Event());
+  cache->ReleaseLayer(2, device::Event());
+  cache->Describe(after);
+  EXPECT_EQ(after.queued_guesses, before.queued_guesses);
+  EXPECT_TRUE(Vacated(*cache).empty());
+}
+
 TEST(TieredCache, ALayerWithAFailedCopyIsNotThere) {
   bool fail = false;
   device::EmulatedOptions options = SlowLink();
