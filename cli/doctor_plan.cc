@@ -71,8 +71,8 @@ void JudgeDevice(std::uint64_t weights, std::uint64_t kv, DoctorContext& context
 
 void JudgeMemlock(const TierBudget& budget, DoctorContext& context) {
   const device::HostFacts host = device::ReadHostFacts(context.files);
-  const std::uint64_t pinned = static_cast<std::uint64_t>(budget.pinned_slots + budget.pinned_staging_slots) *
-                               context.plan->expert_bytes;
+  const auto slots = static_cast<std::uint64_t>(budget.pinned_slots + budget.pinned_staging_slots);
+  const std::uint64_t pinned = context.engine().page_lock == "off" ? 0 : slots * context.plan->expert_bytes;
   const bool over = host.memlock_bytes.has_value() && pinned > *host.memlock_bytes;
   Finding& found = context.Add(
       "plan.memlock", over ? Severity::kNote : Severity::kOk,

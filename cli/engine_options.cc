@@ -446,7 +446,7 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
       ->capture_default_str();
   app.add_option("--hub", options.hub_set, "policy hub: NAME=VALUE,...; docs/TUNING.md lists the names");
   app.add_option("--hub-state", options.hub_state,
-                 "policy hub: what it has learnt is kept in this file from run to run");
+                 "policy hub: starts with what this file says was learnt; serve writes it when it drains");
   app.add_option("--hot-trace", options.hot_trace,
                  "routing trace (.npz) that says which experts are hot (default: the model's own)");
   app.add_option("--emulated", options.emulated,

@@ -41,7 +41,8 @@ absl::StatusOr<const CudaPlugin*> LoadCudaPlugin(const std::string& path) {
   const std::string file = path.empty() ? FindPlugin() : path;
   if (file.empty()) {
     return absl::UnavailableError(absl::StrCat("this build has no CUDA: ", kCudaPluginFile,
-                                               " is neither beside the program nor in ../lib"));
+                                               " is neither beside the program nor in ../lib (with nvcc on "
+                                               "the PATH the target comoe_cuda makes it)"));
   }
   // RTLD_NOW: what is missing is missed here, not in the first call.
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
