@@ -19,13 +19,8 @@ if [ ! -e "$watch" ]; then
   exit 1
 fi
 if [ -z "${COMOE_CUPTI:-}" ]; then
-  for file in /usr/local/cuda/lib64/libcupti.so.13 /usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13 \
-      $(python3 -c 'import nvidia, os; print(*[os.path.join(p, "cu13/lib/libcupti.so.13") for p in nvidia.__path__])' 2>/dev/null); do
-    if [ -e "$file" ]; then
-      export COMOE_CUPTI="$file"
-      break
-    fi
-  done
+  nvidia_library libcupti.so.13
+  [ -z "$found" ] || export COMOE_CUPTI="$found"
 fi
 echo "CUPTI: ${COMOE_CUPTI:-none found}"
 

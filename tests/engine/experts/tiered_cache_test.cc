@@ -59,6 +59,16 @@ double Arrival(const Served& served) {
   return served.ready.state() == nullptr ? 0.0 : served.ready.state()->Seconds();
 }
 
+// Copies in that direction fail while `fail` says so.
+device::EmulatedOptions FailingWhile(const bool& fail, CopyDirection direction) {
+  device::EmulatedOptions options = SlowLink();
+  options.copy_faults = [&fail, direction](const device::CopyRequest& request) {
+    return fail && request.direction == direction ? device::CopyFault::Fail(absl::InternalError("planned"))
+                                                  : device::CopyFault::None();
+  };
+  return options;
+}
+
 TEST(TieredCache, FindsWhatWasOrderedAtStart) {
   const auto device = Emulated(SlowLink());
   const auto cache = MakeCache(*device, Inclusive(4, 6),
@@ -346,13 +356,7 @@ TEST(TieredCache, LayersThatAreLeasedTogetherLeaveGuessesAlone) {
 
 TEST(TieredCache, ALayerWithAFailedCopyIsNotThere) {
   bool fail = false;
-  device::EmulatedOptions options = SlowLink();
-  options.copy_faults = [&](const device::CopyRequest& request) {
-    return fail && request.direction == CopyDirection::kHostToDevice
-               ? device::CopyFault::Fail(absl::InternalError("planned"))
-               : device::CopyFault::None();
-  };
-  const auto device = Emulated(options);
+  const auto device = Emulated(FailingWhile(fail, CopyDirection::kHostToDevice));
   const auto cache = MakeCache(*device, Inclusive(kExperts, kAll), WholeLayer());
   ASSERT_NE(cache, nullptr);
   cache->Release(FetchNow(*cache, {2, 0}, 3).lease, device::Event());
@@ -495,13 +499,7 @@ TEST(TieredCache, FailingCopiesVacateTheirSlot) {
 
 TEST(TieredCache, AFailingStagingCopyFailsTheFetch) {
   bool fail = false;
-  device::EmulatedOptions options = SlowLink();
-  options.copy_faults = [&](const device::CopyRequest& request) {
-    return fail && request.direction == CopyDirection::kHostToHost
-               ? device::CopyFault::Fail(absl::InternalError("planned"))
-               : device::CopyFault::None();
-  };
-  const auto device = Emulated(options);
+  const auto device = Emulated(FailingWhile(fail, CopyDirection::kHostToHost));
   const auto cache = MakeCache(*device, Inclusive(2, 0));
   ASSERT_NE(cache, nullptr);
   fail = true;
