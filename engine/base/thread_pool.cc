@@ -5,35 +5,9 @@
 #include <algorithm>
 
 #include "engine/base/check.h"
+#include "engine/base/wait_briefly.h"
 
 namespace comoe::base {
-namespace {
-
-// A pause takes 10 to 150 cycles, a yield with nobody waiting about 0.5 us.
-constexpr int kPauses = 2000;
-constexpr int kYields = 100;
-
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Waits for a moment, about a tenth of a millisecond at most; true when `done` came true.
-template <typename Done>
-bool WaitBriefly(const Done& done) {
-  for (int i = 0; i < kPauses + kYields; ++i) {
-    if (done()) {
-      return true;
-    }
-    i < kPauses ? Pause() : std::this_thread::yield();
-  }
-  return false;
-}
-
-}  // namespace
 
 ThreadPool::ThreadPool(int num_threads, const std::string& name) {
   COMOE_CHECK(num_threads >= 1, "a pool counts its caller");

@@ -1,6 +1,6 @@
 // A fixed set of named worker threads for data-parallel loops of a few microseconds and more.
 //
-// A worker that runs out of work looks for more for about a tenth of a millisecond, first spinning, then
+// A worker that runs out of work looks for more for about half a millisecond, first spinning, then
 // giving its core to whoever wants it, and then sleeps: within a step the next loop starts in well under a
 // microsecond, and an idle pool costs nothing. Threads claim tasks, so the caller never waits for a worker
 // that a busy neighbour keeps from its core, unless it was stopped in the middle of a task.

@@ -27,6 +27,7 @@ struct MoeResidentArgs;
 struct TopLogitsArgs;
 struct AddArgs;
 struct ClampArgs;
+struct HeadsArgs;
 
 struct KernelTable {
   const char* name = "";  // "ref", "cpu/AVX3", ...
@@ -41,6 +42,8 @@ struct KernelTable {
   absl::Status (*moe_combine)(const MoeCombineArgs&, device::Stream&) = nullptr;
   absl::Status (*add)(const AddArgs&, device::Stream&) = nullptr;
   absl::Status (*clamp)(const ClampArgs&, device::Stream&) = nullptr;
+  // nullptr: as norms and rotations, one after the other.
+  absl::Status (*heads)(const HeadsArgs&, device::Stream&) = nullptr;
   // nullptr where kernels read the host's lists.
   absl::Status (*prepare_sequences)(const PrepareSequencesArgs&, device::Stream&) = nullptr;
   // nullptr where the host says what each expert computes.
@@ -48,6 +51,8 @@ struct KernelTable {
   // nullptr where the host sees all logits anyway; else worth it from so many logits of a step on.
   absl::Status (*top_logits)(const TopLogitsArgs&, device::Stream&) = nullptr;
   std::int64_t top_logits_from = 0;
+  bool rms_norm_adds = false;  // its norm makes RmsNormArgs::add; else that is an op of its own
+  bool reaches_host = false;   // kernels of a device apart read and write page-locked host memory
 };
 
 // Plain loops on one thread, float32 accumulation.

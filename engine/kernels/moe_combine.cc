@@ -19,9 +19,17 @@ absl::Status MoeCombine(const KernelTable& table, const MoeCombineArgs& args, de
     return BadArgument(
         kOp, absl::StrCat(terms, " sources and ", args.weights.size(), " weights for ", rows, " rows"));
   }
+  std::int64_t sources = args.y.rows;
+  if (args.host_y.data != nullptr) {
+    COMOE_RETURN_IF_ERROR(CheckMatrix(kOp, "host_y", args.host_y, args.host_y.rows, cols));
+    if (!table.reaches_host) {
+      return BadArgument(kOp, absl::StrCat(table.name, " kernels do not read host memory"));
+    }
+    sources += args.host_y.rows;
+  }
   for (const std::int32_t source : args.source) {
-    if (source < 0 || source >= args.y.rows) {
-      return BadArgument(kOp, absl::StrCat("row ", source, " of y's ", args.y.rows));
+    if (source < 0 || source >= sources) {
+      return BadArgument(kOp, absl::StrCat("row ", source, " of ", sources));
     }
   }
   if (args.shared.data != nullptr) {

@@ -15,11 +15,14 @@ namespace comoe::kernels {
 // + sigmoid(shared_gate[t]) * shared[t] (or + shared[t] without a gate). `out` is the residual stream.
 struct MoeCombineArgs {
   tensor::TensorView y;                   // [T * K, D]
-  absl::Span<const std::int32_t> source;  // [T, K]: rows of y
+  absl::Span<const std::int32_t> source;  // [T, K]: rows of y, then of host_y
   absl::Span<const float> weights;        // [T, K]
   tensor::TensorView shared;              // [T, D], or data == nullptr
   tensor::TensorView shared_gate;         // [T, 1], or data == nullptr
   tensor::TensorView out;                 // [T, D]
+  // [*, D], or data == nullptr: what the host computed, as it lies in page-locked memory. Row i of it is
+  // source y.rows + i.
+  tensor::TensorView host_y = {};
 };
 absl::Status MoeCombine(const KernelTable& table, const MoeCombineArgs& args, device::Stream& stream);
 

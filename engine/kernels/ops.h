@@ -11,6 +11,7 @@
 #include "engine/kernels/clamp.h"            // IWYU pragma: export
 #include "engine/kernels/embed.h"            // IWYU pragma: export
 #include "engine/kernels/expert_ffn.h"       // IWYU pragma: export
+#include "engine/kernels/heads.h"            // IWYU pragma: export
 #include "engine/kernels/matmul.h"           // IWYU pragma: export
 #include "engine/kernels/moe_combine.h"      // IWYU pragma: export
 #include "engine/kernels/moe_gate.h"         // IWYU pragma: export

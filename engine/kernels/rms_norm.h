@@ -19,6 +19,10 @@ struct RmsNormArgs {
   float epsilon = 1e-6F;
   std::int64_t groups = 1;
   tensor::TensorView y;  // [T, groups * W]
+  // [T, W], or data == nullptr: x += add first (x is the residual stream). With groups = 1 only.
+  tensor::TensorView add = {};
+  // [T, W], or data == nullptr: y goes there too. Page-locked host memory, where KernelTable::reaches_host.
+  tensor::TensorView host_y = {};
 };
 absl::Status RmsNorm(const KernelTable& table, const RmsNormArgs& args, device::Stream& stream);
 

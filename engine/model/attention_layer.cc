@@ -9,21 +9,39 @@ namespace {
 
 using tensor::TensorView;
 
-// Norms of queries and keys, where the model has them: over each head, or over all heads at once.
-absl::Status NormQueriesAndKeys(const StepContext& context, const LayerWeights& weights,
-                                const TensorView& queries, const TensorView& keys) {
+// Norms of queries and keys, over each head or over all heads at once, clipping, and the rotary embedding:
+// of these what the model has.
+absl::Status PrepareHeads(const StepContext& context, const LayerWeights& weights, const TensorView& qkv) {
   const checkpoint::ModelConfig& config = context.config;
-  if (config.qk_norm == checkpoint::QkNorm::kNone) {
-    return absl::OkStatus();
-  }
+  const std::int64_t query_cols = config.num_heads * config.head_dim;
+  const std::int64_t kv_cols = config.num_kv_heads * config.head_dim;
+  kernels::HeadsArgs heads;
+  heads.x = qkv.Cols(0, query_cols + kv_cols);
+  heads.heads = config.num_heads;
+  heads.kv_heads = config.num_kv_heads;
+  heads.epsilon = static_cast<float>(config.norm_epsilon);
+  heads.cos = context.Use(context.work.cos);
+  heads.sin = context.Use(context.work.sin);
   const bool per_head = config.qk_norm == checkpoint::QkNorm::kPerHead;
-  const auto epsilon = static_cast<float>(config.norm_epsilon);
-  COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
-      context.kernels, {queries, weights.query_norm, epsilon, per_head ? config.num_heads : 1, queries},
-      context.stream));
-  return kernels::RmsNorm(context.kernels,
-                          {keys, weights.key_norm, epsilon, per_head ? config.num_kv_heads : 1, keys},
-                          context.stream);
+  if (per_head && config.clip_qkv == 0.0) {
+    heads.query_norm = weights.query_norm;
+    heads.key_norm = weights.key_norm;
+  } else if (config.qk_norm != checkpoint::QkNorm::kNone) {
+    const TensorView queries = heads.x.Cols(0, query_cols);
+    const TensorView keys = heads.x.Cols(query_cols, kv_cols);
+    COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
+        context.kernels,
+        {queries, weights.query_norm, heads.epsilon, per_head ? config.num_heads : 1, queries},
+        context.stream));
+    COMOE_RETURN_IF_ERROR(kernels::RmsNorm(
+        context.kernels, {keys, weights.key_norm, heads.epsilon, per_head ? config.num_kv_heads : 1, keys},
+        context.stream));
+  }
+  if (config.clip_qkv > 0.0) {
+    COMOE_RETURN_IF_ERROR(
+        kernels::Clamp(context.kernels, {qkv, static_cast<float>(config.clip_qkv)}, context.stream));
+  }
+  return kernels::Heads(context.kernels, heads, context.stream);
 }
 
 }  // namespace
@@ -48,14 +66,7 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
       table, {residual, weights.input_norm, static_cast<float>(config.norm_epsilon), 1, normed}, stream));
   COMOE_RETURN_IF_ERROR(kernels::MatMul(
       table, {.x = normed, .w = weights.qkv.view(), .bias = weights.qkv_bias, .y = qkv}, stream));
-  COMOE_RETURN_IF_ERROR(NormQueriesAndKeys(context, weights, queries, keys));
-  if (config.clip_qkv > 0.0) {
-    COMOE_RETURN_IF_ERROR(kernels::Clamp(table, {qkv, static_cast<float>(config.clip_qkv)}, stream));
-  }
-  const TensorView cos = context.Use(context.work.cos);
-  const TensorView sin = context.Use(context.work.sin);
-  COMOE_RETURN_IF_ERROR(kernels::Rope(table, {queries, config.num_heads, cos, sin}, stream));
-  COMOE_RETURN_IF_ERROR(kernels::Rope(table, {keys, config.num_kv_heads, cos, sin}, stream));
+  COMOE_RETURN_IF_ERROR(PrepareHeads(context, weights, qkv));
 
   const auto group = static_cast<std::size_t>(context.groups.group_of_layer[static_cast<std::size_t>(layer)]);
   const tensor::KvView& kv = context.kv.layer(layer);
@@ -73,10 +84,9 @@ absl::Status RunAttention(const StepContext& context, std::int64_t layer, const 
   attention.table = prepared;
   COMOE_RETURN_IF_ERROR(kernels::Attention(table, attention, stream));
 
-  COMOE_RETURN_IF_ERROR(kernels::MatMul(
+  return kernels::MatMul(
       table, {.x = attended, .w = weights.output.view(), .bias = weights.output_bias, .y = projected},
-      stream));
-  return kernels::Add(table, {projected, residual}, stream);
+      stream);
 }
 
 }  // namespace comoe::model

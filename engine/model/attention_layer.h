@@ -10,8 +10,8 @@
 
 namespace comoe::model {
 
-// residual += attention(norm(residual)). Uses normed, qkv, attention and projected of the workspace. Does not
-// allocate.
+// projected = attention(norm(residual)), which QueueFfn adds to the residual. Uses normed, qkv and attention
+// of the workspace too. Does not allocate.
 absl::Status RunAttention(const StepContext& context, std::int64_t layer, const LayerWeights& weights);
 
 }  // namespace comoe::model

@@ -36,6 +36,14 @@ void DispatchPlan::Build(absl::Span<const std::int32_t> experts) {
   }
 }
 
+void DispatchPlan::MoveToHost(std::int64_t first, std::size_t count) {
+  for (auto slot = static_cast<std::size_t>(first); slot < static_cast<std::size_t>(first) + count; ++slot) {
+    const auto row = source_.begin() + rows_[slot] * experts_per_row_;
+    *std::find(row, row + experts_per_row_, static_cast<std::int32_t>(slot)) +=
+        static_cast<std::int32_t>(num_slots_);
+  }
+}
+
 double DispatchPlan::Imbalance() const {
   std::int64_t most = 0;
   for (const Group& group : groups_) {

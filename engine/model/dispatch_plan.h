@@ -16,6 +16,9 @@ class DispatchPlan {
   // experts: [T, K], each in [0, E). A counting sort: experts ascending, rows ascending within one.
   void Build(absl::Span<const std::int32_t> experts);
 
+  // The results of slots [first, first + count) are the host's.
+  void MoveToHost(std::int64_t first, std::size_t count);
+
   struct Group {
     std::int32_t expert = 0;
     std::int64_t first = 0;  // into rows(), and the first row of the expert's results
@@ -26,7 +29,8 @@ class DispatchPlan {
   double Imbalance() const;
   // [T * K]: the row that slot i computes.
   absl::Span<const std::int32_t> rows() const { return absl::MakeConstSpan(rows_).first(num_slots_); }
-  // [T, K]: the slot that holds the result of row t's k-th expert.
+  // [T, K]: the slot that holds the result of row t's k-th expert; i + T * K where that is row i of what the
+  // host computed.
   absl::Span<const std::int32_t> source() const { return absl::MakeConstSpan(source_).first(num_slots_); }
 
  private:

@@ -285,9 +285,13 @@ absl::Status ExpertServing::JoinHostLane() {
   if (absl::IsDeadlineExceeded(done) && !host_done_.Done()) {
     context_.host_lane->Abandon();
   }
+  const bool direct = context_.host_lane->DirectOutput(context_.rows).data != nullptr;
   for (std::size_t i = 0; i < s.host_jobs.size(); ++i) {
     const absl::Status& status = s.host_jobs[i].status.ok() ? done : s.host_jobs[i].status;
     if (status.ok()) {
+      if (direct) {
+        context_.work.dispatch.MoveToHost(s.host_jobs[i].work.first_out, s.host_jobs[i].work.rows.size());
+      }
       context_.experts.Release(std::move(s.host_leases[i]), host_done_);
       continue;
     }

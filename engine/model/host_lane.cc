@@ -9,6 +9,8 @@
 namespace comoe::model {
 namespace {
 
+// Rows of a step that kernels read and write in host memory at most: copies are faster for more.
+constexpr std::size_t kMostDirectBytes = std::size_t{128} << 10;
 constexpr std::size_t kRowAlignment = 64;  // bytes, as in the workspace: rows are copied as they lie
 
 std::int64_t Stride(std::int64_t cols) {
@@ -37,9 +39,12 @@ class HostLane::Work final : public device::Stream::HostWork {
 absl::StatusOr<std::unique_ptr<HostLane>> HostLane::Create(const checkpoint::ModelConfig& config,
                                                            std::int64_t max_rows,
                                                            const kernels::KernelTable& kernels,
+                                                           const kernels::KernelTable& device_kernels,
                                                            device::Device& device) {
   std::unique_ptr<HostLane> lane(new HostLane());
   lane->kernels_ = &kernels;
+  lane->experts_per_row_ = config.experts_per_token;
+  lane->reaches_host_ = device_kernels.reaches_host;
   COMOE_ASSIGN_OR_RETURN(lane->inputs_, device.CreateStream("host-lane-in", device::StreamKind::kCopy));
   COMOE_ASSIGN_OR_RETURN(lane->host_, device.CreateStream("host-lane", device::StreamKind::kHost));
   COMOE_ASSIGN_OR_RETURN(lane->results_, device.CreateStream("host-lane-out", device::StreamKind::kCopy));
@@ -65,19 +70,38 @@ absl::StatusOr<std::unique_ptr<HostLane>> HostLane::Create(const checkpoint::Mod
   return lane;
 }
 
+bool HostLane::IsDirect(std::int64_t rows) const {
+  return reaches_host_ && RowBytes(x_, rows) <= kMostDirectBytes;
+}
+
+tensor::TensorView HostLane::DirectInput(std::int64_t rows) const {
+  return IsDirect(rows) ? x_.Rows(0, rows) : tensor::TensorView{};
+}
+
+tensor::TensorView HostLane::DirectOutput(std::int64_t rows) const {
+  return IsDirect(rows) ? out_.Rows(0, rows * experts_per_row_) : tensor::TensorView{};
+}
+
+absl::Status HostLane::FetchRows(const tensor::TensorView& normed, const base::Stage& stage,
+                                 device::Stream& compute, absl::Duration limit) {
+  inputs_->SetStage(stage);
+  COMOE_ASSIGN_OR_RETURN(const device::Event normed_ready, compute.Record());
+  COMOE_RETURN_IF_ERROR(inputs_->Wait(normed_ready, base::WaitEdge::kRows));
+  COMOE_RETURN_IF_ERROR(inputs_->CopyAsync(x_.data, normed.data, RowBytes(x_, normed.rows)));
+  COMOE_ASSIGN_OR_RETURN(const device::Event x_ready, inputs_->Record());
+  return host_->Wait(x_ready, base::WaitEdge::kRows, limit);
+}
+
 absl::StatusOr<device::Event> HostLane::Start(absl::Span<HostJob> jobs, std::int32_t layer,
                                               const tensor::TensorView& normed,
                                               const tensor::TensorView& expert_out, device::Stream& compute,
                                               absl::Duration limit) {
   const base::Stage stage = {base::StageKind::kHostExpert, layer};
-  inputs_->SetStage(stage);
   host_->SetStage(stage);
-  results_->SetStage(stage);
-  COMOE_ASSIGN_OR_RETURN(const device::Event normed_ready, compute.Record());
-  COMOE_RETURN_IF_ERROR(inputs_->Wait(normed_ready, base::WaitEdge::kRows));
-  COMOE_RETURN_IF_ERROR(inputs_->CopyAsync(x_.data, normed.data, RowBytes(x_, normed.rows)));
-  COMOE_ASSIGN_OR_RETURN(const device::Event x_ready, inputs_->Record());
-  COMOE_RETURN_IF_ERROR(host_->Wait(x_ready, base::WaitEdge::kRows, limit));
+  const bool direct = IsDirect(normed.rows);
+  if (!direct) {
+    COMOE_RETURN_IF_ERROR(FetchRows(normed, stage, compute, limit));
+  }
   work_.clear();
   for (HostJob& job : jobs) {
     job.status = host_->Wait(job.ready, base::WaitEdge::kStaged, limit);
@@ -90,6 +114,10 @@ absl::StatusOr<device::Event> HostLane::Start(absl::Span<HostJob> jobs, std::int
   }
   COMOE_RETURN_IF_ERROR(host_->Submit(*run_));
   COMOE_ASSIGN_OR_RETURN(const device::Event computed, host_->Record());
+  if (direct) {
+    return computed;
+  }
+  results_->SetStage(stage);
   COMOE_RETURN_IF_ERROR(results_->Wait(computed, base::WaitEdge::kHostLane));
   for (const kernels::ExpertRows& work : work_) {
     const auto rows = static_cast<std::int64_t>(work.rows.size());

@@ -22,16 +22,25 @@ namespace comoe::model {
 class HostLane {
  public:
   // Page-locked memory and streams for steps of up to `max_rows` rows. `kernels` run on host streams of
-  // `device`.
+  // `device`; `device_kernels` on its compute streams.
   static absl::StatusOr<std::unique_ptr<HostLane>> Create(const checkpoint::ModelConfig& config,
                                                           std::int64_t max_rows,
                                                           const kernels::KernelTable& kernels,
+                                                          const kernels::KernelTable& device_kernels,
                                                           device::Device& device);
 
+  // Where the device's kernels reach host memory and a step has few rows, nothing is copied: the norm writes
+  // its rows to DirectInput [T, D], which the host has waited for before Start, and the combine reads results
+  // from DirectOutput [T K, D]. Small copies would wait behind experts that the link is busy with. No data
+  // where that is not so.
+  tensor::TensorView DirectInput(std::int64_t rows) const;
+  tensor::TensorView DirectOutput(std::int64_t rows) const;
+
   // Computes jobs over the rows of `normed` [T, D] (ready on `compute`) into the same rows of `expert_out` [T
-  // K, D] as the device would. The jobs' bytes stay where they are until the returned event has happened.
-  // Bytes that fail to come, or do not within `limit`, fail their job (HostJob::status) where that is known
-  // at once, and the returned event where it is not: the lane itself never waits for longer.
+  // K, D], or of DirectOutput, as the device would. The jobs' bytes stay where they are until the returned
+  // event has happened. Bytes that fail to come, or do not within `limit`, fail their job (HostJob::status)
+  // where that is known at once, and the returned event where it is not: the lane itself never waits for
+  // longer.
   absl::StatusOr<device::Event> Start(absl::Span<HostJob> jobs, std::int32_t layer,
                                       const tensor::TensorView& normed, const tensor::TensorView& expert_out,
                                       device::Stream& compute, absl::Duration limit);
@@ -48,12 +57,18 @@ class HostLane {
   class Work;
 
   HostLane() = default;
+  bool IsDirect(std::int64_t rows) const;
+  // The rows of the step to x_, before what the host stream is given next.
+  absl::Status FetchRows(const tensor::TensorView& normed, const base::Stage& stage, device::Stream& compute,
+                         absl::Duration limit);
 
   const kernels::KernelTable* kernels_ = nullptr;
   std::unique_ptr<device::Stream> inputs_, host_, results_;
   device::Buffer buffer_;
   tensor::TensorView x_, scratch_, out_;  // [R, D], [R K, padded F], [R K, D], page-locked
   std::vector<kernels::ExpertRows> work_;
+  std::int64_t experts_per_row_ = 0;
+  bool reaches_host_ = false;
   std::shared_ptr<device::Stream::HostWork> run_;
   bool usable_ = true;
 };

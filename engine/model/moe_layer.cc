@@ -162,20 +162,26 @@ absl::Status QueueFull(const StepContext& context, std::int32_t layer, const Lay
   return kernels::MoeResident(context.kernels, args, context.stream);
 }
 
-absl::Status QueueNorm(const StepContext& context, std::int32_t layer, const LayerWeights& weights) {
+absl::Status QueueNorm(const StepContext& context, std::int32_t layer, const LayerWeights& weights,
+                       FfnPart part) {
   context.stream.SetStage({base::StageKind::kGate, layer});
-  return kernels::RmsNorm(
-      context.kernels,
-      {context.Use(context.work.residual), weights.post_attention_norm,
-       static_cast<float>(context.config.norm_epsilon), 1, context.Use(context.work.normed)},
-      context.stream);
+  kernels::RmsNormArgs norm;
+  norm.x = context.Use(context.work.residual);
+  norm.weight = weights.post_attention_norm;
+  norm.epsilon = static_cast<float>(context.config.norm_epsilon);
+  norm.y = context.Use(context.work.normed);
+  norm.add = context.Use(context.work.projected);
+  if (context.host_lane != nullptr && part == FfnPart::kGate) {
+    norm.host_y = context.host_lane->DirectInput(context.rows);
+  }
+  return kernels::RmsNorm(context.kernels, norm, context.stream);
 }
 
 }  // namespace
 
 absl::Status QueueFfn(const StepContext& context, std::int32_t layer, FfnPart part) {
   const LayerWeights& weights = context.weights.layers[static_cast<std::size_t>(layer)];
-  COMOE_RETURN_IF_ERROR(QueueNorm(context, layer, weights));
+  COMOE_RETURN_IF_ERROR(QueueNorm(context, layer, weights, part));
   if (part == FfnPart::kGate) {
     return QueueGate(context, *weights.router);
   }
@@ -210,6 +216,9 @@ absl::Status ServeExperts(const StepContext& context, std::int32_t layer) {
   const std::int64_t num_slots = context.rows * context.config.experts_per_token;
   combine.y = work.expert_out.Rows(0, num_slots);
   combine.source = work.dispatch.source();
+  if (context.host_lane != nullptr) {
+    combine.host_y = context.host_lane->DirectOutput(context.rows);
+  }
   combine.weights = work.weights.first(static_cast<std::size_t>(num_slots));
   combine.out = context.Use(work.residual);
   stream.SetStage({base::StageKind::kCombine, l});

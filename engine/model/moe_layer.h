@@ -17,6 +17,7 @@ enum class FfnPart : std::uint8_t {
          // begun
   kGate  // norm and router
 };
+// Either adds what RunAttention left in `projected` to the residual first.
 absl::Status QueueFfn(const StepContext& context, std::int32_t layer, FfnPart part);
 
 // After kGate: waits for it, and residual += experts. The router's choice goes to the director; experts are

@@ -268,15 +268,15 @@ absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts) {
                          parts.device->CreateStream("compute", device::StreamKind::kCompute));
   std::unique_ptr<model::HostLane> host_lane;
   if (parts.host_lane_kernels != nullptr) {
-    absl::StatusOr<std::unique_ptr<model::HostLane>> lane =
-        model::HostLane::Create(parts.config, parts.max_rows, *parts.host_lane_kernels, *parts.device);
+    absl::StatusOr<std::unique_ptr<model::HostLane>> lane = model::HostLane::Create(
+        parts.config, parts.max_rows, *parts.host_lane_kernels, *parts.kernels, *parts.device);
     COMOE_RETURN_IF_ERROR(base::Annotate(lane.status(), "host lane"));
     host_lane = *std::move(lane);
   }
   std::unique_ptr<model::FullLayers> full_layers;
   if (kernels::HasMoeResident(*parts.kernels)) {
-    COMOE_ASSIGN_OR_RETURN(full_layers, model::FullLayers::Create(parts.config, parts.max_rows,
-                                                                  *parts.experts, *parts.device));
+    COMOE_ASSIGN_OR_RETURN(
+        full_layers, model::FullLayers::Create(parts.config, parts.max_rows, *parts.experts, *parts.device));
   }
   COMOE_ASSIGN_OR_RETURN(
       const api::LaneState lanes,

@@ -48,6 +48,44 @@ absl::Status RefMoeResident(const kernels::MoeResidentArgs& args, device::Stream
   return ref.moe_combine({args.y, source, args.weights, args.shared, args.shared_gate, args.out}, stream);
 }
 
+// What the fake device's kernels do beside the reference loops: additions first, and host memory.
+absl::Status RefRmsNorm(const kernels::RmsNormArgs& args, device::Stream& stream) {
+  const kernels::KernelTable& ref = kernels::RefKernels();
+  if (args.add.data != nullptr) {
+    COMOE_RETURN_IF_ERROR(ref.add({args.add, args.x}, stream));
+  }
+  COMOE_RETURN_IF_ERROR(ref.rms_norm(args, stream));
+  for (std::int64_t t = 0; args.host_y.data != nullptr && t < args.y.rows; ++t) {
+    std::copy_n(args.y.f32(t), args.y.cols, args.host_y.f32(t));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RefMoeCombine(const kernels::MoeCombineArgs& args, device::Stream& stream) {
+  if (args.host_y.data == nullptr) {
+    return kernels::RefKernels().moe_combine(args, stream);
+  }
+  const std::int64_t rows = args.y.rows + args.host_y.rows;
+  std::vector<float> all(static_cast<std::size_t>(rows * args.y.cols));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::copy_n(i < args.y.rows ? args.y.f32(i) : args.host_y.f32(i - args.y.rows), args.y.cols,
+                all.begin() + i * args.y.cols);
+  }
+  kernels::MoeCombineArgs joined = args;
+  joined.y = {reinterpret_cast<std::byte*>(all.data()),
+              tensor::DType::kF32,
+              rows,
+              args.y.cols,
+              args.y.cols,
+              args.y.device};
+  joined.host_y = {};
+  return kernels::RefKernels().moe_combine(joined, stream);
+}
+
+absl::Status RefHeads(const kernels::HeadsArgs& args, device::Stream& stream) {
+  return kernels::Heads(kernels::RefKernels(), args, stream);
+}
+
 absl::Status RefTopLogits(const kernels::TopLogitsArgs& args, device::Stream& /*stream*/) {
   const auto vocab = static_cast<std::size_t>(args.logits.cols);
   std::vector<std::int32_t> ids(vocab);
@@ -136,7 +174,10 @@ struct Owned<kernels::ExpertFfnArgs> {
 // Sequences that are prepared are read where they were put.
 template <class Args>
 Args FromTables(Args args, void* stream) {
-  if constexpr (requires { args.sequences; args.table; }) {
+  if constexpr (requires {
+                  args.sequences;
+                  args.table;
+                }) {
     if (args.table >= 0) {
       args.sequences = TableOf(stream, args.table).sequences;
     }
@@ -178,7 +219,7 @@ const kernels::KernelTable& FakeCudaKernels() {
   static const KernelTable table = {
       .name = "fake",
       .embed = Queued<RefEntry<&KernelTable::embed, kernels::EmbedArgs>, kernels::EmbedArgs>,
-      .rms_norm = Queued<RefEntry<&KernelTable::rms_norm, kernels::RmsNormArgs>, kernels::RmsNormArgs>,
+      .rms_norm = Queued<RefRmsNorm, kernels::RmsNormArgs>,
       .matmul = Queued<RefEntry<&KernelTable::matmul, kernels::MatMulArgs>, kernels::MatMulArgs>,
       .rope = Queued<RefEntry<&KernelTable::rope, kernels::RopeArgs>, kernels::RopeArgs>,
       .append_kv = Queued<RefEntry<&KernelTable::append_kv, kernels::AppendKvArgs>, kernels::AppendKvArgs>,
@@ -186,13 +227,15 @@ const kernels::KernelTable& FakeCudaKernels() {
       .moe_gate = Queued<RefEntry<&KernelTable::moe_gate, kernels::MoeGateArgs>, kernels::MoeGateArgs>,
       .expert_ffn =
           Queued<RefEntry<&KernelTable::expert_ffn, kernels::ExpertFfnArgs>, kernels::ExpertFfnArgs>,
-      .moe_combine =
-          Queued<RefEntry<&KernelTable::moe_combine, kernels::MoeCombineArgs>, kernels::MoeCombineArgs>,
+      .moe_combine = Queued<RefMoeCombine, kernels::MoeCombineArgs>,
       .add = Queued<RefEntry<&KernelTable::add, kernels::AddArgs>, kernels::AddArgs>,
       .clamp = Queued<RefEntry<&KernelTable::clamp, kernels::ClampArgs>, kernels::ClampArgs>,
+      .heads = Queued<RefHeads, kernels::HeadsArgs>,
       .prepare_sequences = PrepareSequences,
       .moe_resident = Queued<RefMoeResident, kernels::MoeResidentArgs>,
       .top_logits = Queued<RefTopLogits, kernels::TopLogitsArgs>,
+      .rms_norm_adds = true,
+      .reaches_host = true,
   };
   return table;
 }

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/base/wait_briefly.h"
+
 namespace comoe::device {
 
 CpuStream* CudaHostStream::Inside::cpu() {
@@ -35,6 +37,7 @@ CudaHostStream::~CudaHostStream() {
     changed_.SignalAll();
   }
   thread_.join();
+  meter_.DropLane(lane_);
   base::MutexLock lock(&mutex_);
   while (!ops_.empty()) {
     const Op op = ops_.PopFront();
@@ -49,6 +52,7 @@ std::uint64_t CudaHostStream::Push(Op op) {
   op.stage = stage_;
   base::MutexLock lock(&mutex_);
   ops_.PushBack(std::move(op));
+  waiting_.store(true, std::memory_order_release);
   changed_.SignalAll();
   return ++queued_;
 }
@@ -109,6 +113,8 @@ void CudaHostStream::Run() {
   absl::Status failed;  // since the last event
   for (;;) {
     Op op;
+    // The next layer's work is near, or nothing is for long.
+    base::WaitBriefly([this] { return waiting_.load(std::memory_order_acquire) || stop_.load(); });
     {
       base::MutexLock lock(&mutex_);
       while (ops_.empty() && !stop_.load()) {
@@ -118,6 +124,7 @@ void CudaHostStream::Run() {
         return;
       }
       op = ops_.PopFront();
+      waiting_.store(!ops_.empty(), std::memory_order_relaxed);
     }
     absl::Status error;
     if (op.kind == Op::Kind::kRecord) {

@@ -90,6 +90,7 @@ class CudaHostStream final : public Stream {
   base::Stage stage_;  // the callers'
   Inside inside_;      // the thread's
   std::atomic<bool> stop_{false};
+  std::atomic<bool> waiting_{false};  // there are ops; changed under mutex_
 
   base::Mutex mutex_;
   base::CondVar changed_;

@@ -7,9 +7,23 @@ namespace comoe::device {
 
 std::size_t CudaMeter::AddLane(absl::string_view name) {
   base::MutexLock lock(&mutex_);
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    if (lanes_[i]->dropped && lanes_[i]->name == name) {
+      lanes_[i]->dropped = false;
+      return i;
+    }
+  }
   lanes_.push_back(std::make_unique<Lane>());
   lanes_.back()->name = std::string(name);
   return lanes_.size() - 1;
+}
+
+void CudaMeter::DropLane(std::size_t lane) {
+  base::MutexLock lock(&mutex_);
+  CollectLocked();
+  lanes_[lane]->marks.Clear();
+  lanes_[lane]->open = {};
+  lanes_[lane]->dropped = true;
 }
 
 void CudaMeter::Add(std::size_t lane, const CudaMark& mark, const Event& event) {

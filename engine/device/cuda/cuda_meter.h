@@ -40,6 +40,8 @@ class CudaMeter {
 
   // `name` lives on in the meter.
   std::size_t AddLane(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Its stream is at an end: what that has done is counted. The next lane of this name is this one.
+  void DropLane(std::size_t lane) ABSL_LOCKS_EXCLUDED(mutex_);
   // From `event` on, or from the mark before where that comes later, the lane does that; marks of a lane come
   // in the order of its stream. `event` may be another stream's, which this one waits for.
   void Add(std::size_t lane, const CudaMark& mark, const Event& event) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -57,6 +59,7 @@ class CudaMeter {
   };
   struct Lane {
     std::string name;
+    bool dropped = false;
     Ring<Stamped> marks;
     CudaMark open;  // what it does since `begin`
     double begin = 0.0;

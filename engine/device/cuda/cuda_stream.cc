@@ -1,6 +1,7 @@
 #include "engine/device/cuda/cuda_stream.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +15,13 @@ namespace comoe::device {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kPutAlignment = 16;
+
+// Whether bytes may travel with a launch: it writes whole units.
+bool CanPut(const std::byte* target, std::size_t bytes) {
+  return bytes <= CudaStream::kMostSent && bytes % kPutAlignment == 0 &&
+         reinterpret_cast<std::uintptr_t>(target) % kPutAlignment == 0;
+}
 
 bool SameStage(const base::Stage& a, const base::Stage& b) {
   return a.kind == b.kind && a.layer == b.layer && a.expert == b.expert;
@@ -48,7 +56,7 @@ CudaStream::~CudaStream() {
   }
   context_.Enter();
   context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize").IgnoreError();
-  meter_.Collect();
+  meter_.DropLane(lane_);
   if (kernel_state_.destroy != nullptr) {
     kernel_state_.destroy(kernel_state_.data);
   }
@@ -227,6 +235,10 @@ absl::Status CudaStream::CopyAsync(std::byte* target, const std::byte* source, s
   const std::optional<base::CopyDirection> direction = CudaContext::DirectionOf(from, to);
   if (direction.has_value() && (from == MemoryKind::kHost || to == MemoryKind::kHost)) {
     context_.CountPageable();
+  }
+  if (kind_ == StreamKind::kCompute && !capturing_ && from == MemoryKind::kPinned &&
+      to == MemoryKind::kDevice && CanPut(target, bytes)) {
+    return Put(target, source, bytes);  // a copy would wait behind the experts on the link
   }
   const bool measured = kind_ == StreamKind::kCopy && meter_.on() && direction.has_value();
   if (measured) {

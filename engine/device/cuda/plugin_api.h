@@ -81,8 +81,8 @@ struct CudaDeviceApi {
   // device has none, by a kernel of one thread.
   int (*wait_value)(void* stream, void* word, std::uint32_t value);
 
-  // What the calling thread queues on `stream` is kept and not run, until end_capture makes an executable graph of
-  // it: to be destroyed, once it has run. An error: there is none.
+  // What the calling thread queues on `stream` is kept and not run, until end_capture makes an executable
+  // graph of it: to be destroyed, once it has run. An error: there is none.
   int (*begin_capture)(void* stream);
   int (*end_capture)(void* stream, void** graph);
   int (*run_graph)(void* graph, void* stream);

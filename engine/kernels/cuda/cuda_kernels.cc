@@ -144,9 +144,17 @@ absl::Status RmsNormCuda(const RmsNormArgs& args, device::Stream& stream) {
   CudaRmsNormArgs launch;
   launch.x = Data(args.x);
   launch.x_stride = args.x.row_stride;
+  if (args.add.data != nullptr) {
+    launch.add = Data(args.add);
+    launch.add_stride = args.add.row_stride;
+    launch.sum = Data(args.x);
+    launch.sum_stride = args.x.row_stride;
+  }
   launch.weight = args.weight.data();
   launch.y = Data(args.y);
   launch.y_stride = args.y.row_stride;
+  launch.mapped_y = Data(args.host_y);
+  launch.mapped_y_stride = args.host_y.row_stride;
   launch.rows = args.x.rows;
   launch.width = static_cast<std::int64_t>(args.weight.size());
   launch.groups = args.groups;
@@ -194,6 +202,25 @@ absl::Status RopeCuda(const RopeArgs& args, device::Stream& stream) {
   launch.sin = Data(args.sin);
   launch.sin_stride = args.sin.row_stride;
   return launcher.Launch(&CudaLaunchTable::heads, launch, "rope");
+}
+
+absl::Status HeadsCuda(const HeadsArgs& args, device::Stream& stream) {
+  COMOE_ASSIGN_OR_RETURN(const Launcher launcher, Launcher::Make(stream));
+  CudaHeadsArgs launch;
+  launch.x = Data(args.x);
+  launch.x_stride = args.x.row_stride;
+  launch.rows = args.x.rows;
+  launch.heads = args.heads + args.kv_heads;
+  launch.first_heads = args.heads;
+  launch.head_dim = args.x.cols / launch.heads;
+  launch.weight = args.query_norm.empty() ? nullptr : args.query_norm.data();
+  launch.second_weight = args.key_norm.empty() ? nullptr : args.key_norm.data();
+  launch.epsilon = args.epsilon;
+  launch.cos = Data(args.cos);
+  launch.cos_stride = args.cos.row_stride;
+  launch.sin = Data(args.sin);
+  launch.sin_stride = args.sin.row_stride;
+  return launcher.Launch(&CudaLaunchTable::heads, launch, "heads");
 }
 
 bool AnyRows(const SequenceRows& /*sequence*/) { return true; }
@@ -444,6 +471,9 @@ absl::Status MoeCombineCuda(const MoeCombineArgs& args, device::Stream& stream) 
   CudaCombineArgs launch;
   launch.y = Data(args.y);
   launch.y_stride = args.y.row_stride;
+  launch.y_rows = args.y.rows;
+  launch.mapped_y = Data(args.host_y);
+  launch.mapped_y_stride = args.host_y.row_stride;
   const auto fill = [&args](absl::Span<std::int32_t> source, absl::Span<float> weights) {
     std::copy(args.source.begin(), args.source.end(), source.begin());
     std::copy(args.weights.begin(), args.weights.end(), weights.begin());
@@ -637,10 +667,13 @@ constexpr KernelTable MakeTable(const char* name) {
       .moe_combine = MoeCombineCuda,
       .add = AddCuda,
       .clamp = ClampCuda,
+      .heads = HeadsCuda,
       .prepare_sequences = PrepareSequencesCuda,
       .moe_resident = MoeResidentCuda<kPrecision>,
       .top_logits = TopLogitsCuda,
       .top_logits_from = kTopLogitsFrom,
+      .rms_norm_adds = true,
+      .reaches_host = true,
   };
 }
 

@@ -54,6 +54,8 @@ struct CudaRmsNormArgs {
   const float* weight = nullptr;  // [width]
   float* y = nullptr;             // as x
   std::int64_t y_stride = 0;
+  float* mapped_y = nullptr;  // as y, or nullptr: a second place for it, mapped; only with groups = 1
+  std::int64_t mapped_y_stride = 0;
   std::int64_t rows = 0;
   std::int64_t width = 0;
   std::int64_t groups = 1;
@@ -242,8 +244,11 @@ struct CudaExpertFfnArgs {
 
 // As MoeCombine; a pair whose source is negative adds nothing.
 struct CudaCombineArgs {
-  const float* y = nullptr;  // [*, D]
+  const float* y = nullptr;  // [Y, D]
   std::int64_t y_stride = 0;
+  const float* mapped_y = nullptr;  // [*, D] mapped, or nullptr: then every source is a row of y
+  std::int64_t y_rows = 0;          // Y; a source from here on is a row of mapped_y
+  std::int64_t mapped_y_stride = 0;
   const std::int32_t* source = nullptr;  // [T, K] int32; device or mapped
   const float* weights = nullptr;        // [T, K]; device or mapped
   std::int64_t experts_per_row = 0;      // K, may be 0
@@ -324,7 +329,7 @@ constexpr std::size_t CudaTopKWorkspaceBytes(std::int64_t rows, std::int64_t k) 
 }
 
 // `abi` changes whenever a struct above or this table does.
-inline constexpr std::uint32_t kCudaLaunchAbi = 3;
+inline constexpr std::uint32_t kCudaLaunchAbi = 4;
 struct CudaLaunchTable {
   std::uint32_t abi = kCudaLaunchAbi;
   std::uint32_t bytes = sizeof(CudaLaunchTable);

@@ -27,6 +27,15 @@ struct Ops<float4> {
   }
 };
 
+// Row `source`, of the device's or of the host's.
+template <class V>
+__device__ __forceinline__ V LoadSource(const CudaCombineArgs& args, std::int64_t source, std::int64_t d) {
+  const float* row = args.mapped_y == nullptr || source < args.y_rows
+                         ? args.y + source * args.y_stride
+                         : args.mapped_y + (source - args.y_rows) * args.mapped_y_stride;
+  return *reinterpret_cast<const V*>(row + d);
+}
+
 // V: float, or float4 where all rows are aligned. Grid: x columns, y rows.
 template <class V>
 __global__ void __launch_bounds__(kThreads) CombineKernel(const CudaCombineArgs args) {
@@ -48,8 +57,7 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(const CudaCombineArgs 
         const std::int64_t pair = t * choices + first + i;
         const int source = first + i < choices ? args.source[pair] : -1;
         w[i] = source >= 0 ? args.weights[pair] : 0;
-        v[i] =
-            source >= 0 ? *reinterpret_cast<const V*>(args.y + source * args.y_stride + d) : Ops<V>::Zero();
+        v[i] = source >= 0 ? LoadSource<V>(args, source, d) : Ops<V>::Zero();
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
@@ -78,6 +86,7 @@ int LaunchCombine(const CudaCombineArgs& args, void* stream) {
   }
   const bool vectors = args.cols % 4 == 0 && VectorRows(args.y, args.y_stride) &&
                        VectorRows(args.out, args.out_stride) &&
+                       (args.mapped_y == nullptr || VectorRows(args.mapped_y, args.mapped_y_stride)) &&
                        (args.shared == nullptr || VectorRows(args.shared, args.shared_stride));
   const dim3 grid(static_cast<unsigned>(CeilDiv(args.cols, vectors ? 4 * kThreads : kThreads)),
                   static_cast<unsigned>(args.rows < 65535 ? args.rows : 65535));

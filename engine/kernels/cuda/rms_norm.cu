@@ -59,6 +59,7 @@ __global__ void RowNormKernel(const CudaRmsNormArgs args) {
   const auto* weight = reinterpret_cast<const float4*>(args.weight);
   auto* sum = reinterpret_cast<float4*>(args.sum + t * args.sum_stride);
   auto* y = reinterpret_cast<float4*>(args.y + t * args.y_stride);
+  auto* mapped = reinterpret_cast<float4*>(args.mapped_y + t * args.mapped_y_stride);
 #pragma unroll
   for (int i = 0; i < kMaxVectors; ++i) {
     const auto at = static_cast<int>(threadIdx.x + i * blockDim.x);
@@ -68,7 +69,12 @@ __global__ void RowNormKernel(const CudaRmsNormArgs args) {
       if constexpr (kAdd) {
         sum[at] = a;
       }
-      y[at] = make_float4(a.x * inverse * w.x, a.y * inverse * w.y, a.z * inverse * w.z, a.w * inverse * w.w);
+      const float4 normed =
+          make_float4(a.x * inverse * w.x, a.y * inverse * w.y, a.z * inverse * w.z, a.w * inverse * w.w);
+      y[at] = normed;
+      if (args.mapped_y != nullptr) {
+        mapped[at] = normed;
+      }
     }
   }
 }
@@ -93,7 +99,11 @@ __global__ void PlainNormKernel(const CudaRmsNormArgs args) {
   const float inverse = 1.0F / sqrtf(mean + args.epsilon);
   const float* from = args.add != nullptr ? args.sum + t * args.sum_stride : x;
   for (std::int64_t i = threadIdx.x; i < args.width; i += blockDim.x) {
-    y[i] = from[i] * inverse * args.weight[i];  // each thread reads what it wrote
+    const float normed = from[i] * inverse * args.weight[i];  // each thread reads what it wrote
+    y[i] = normed;
+    if (args.mapped_y != nullptr) {
+      args.mapped_y[t * args.mapped_y_stride + i] = normed;
+    }
   }
 }
 
@@ -192,13 +202,14 @@ int LaunchRmsNorm(const CudaRmsNormArgs& args, void* stream) {
   }
   const bool add = args.add != nullptr;
   if (args.width <= 0 || args.groups <= 0 || (add && (args.groups != 1 || args.sum == nullptr)) ||
-      args.rows * args.groups > INT32_MAX) {
+      (args.mapped_y != nullptr && args.groups != 1) || args.rows * args.groups > INT32_MAX) {
     return kBadSizes;
   }
   const bool vectors =
       args.groups == 1 && args.width % 4 == 0 && args.width <= 4 * kMaxVectors * 1024 &&
       VectorRows(args.x, args.x_stride) && VectorRows(args.y, args.y_stride) && Aligned16(args.weight) &&
-      (!add || (VectorRows(args.add, args.add_stride) && VectorRows(args.sum, args.sum_stride)));
+      (!add || (VectorRows(args.add, args.add_stride) && VectorRows(args.sum, args.sum_stride))) &&
+      (args.mapped_y == nullptr || VectorRows(args.mapped_y, args.mapped_y_stride));
   if (vectors) {
     const unsigned threads = RowThreads(args.width / 4);
     const auto blocks = static_cast<unsigned>(args.rows);

@@ -120,6 +120,56 @@ TEST_F(OpMatrixTest, Rope) {
   }
 }
 
+// Where no table has a launch for them, heads are norms and rotations; an addition comes before its norm.
+TEST_F(OpMatrixTest, HeadsAndAdditionsAreTheirParts) {
+  constexpr std::int64_t kQueries = 3;
+  constexpr std::int64_t kKeys = 2;
+  constexpr std::int64_t kDim = 34;
+  for (const bool normed : {false, true}) {
+    Random random(7);
+    Matrix x(4, (kQueries + kKeys) * kDim, random);
+    Matrix cos(4, kDim / 2, random);
+    Matrix sin(4, kDim / 2, random);
+    Matrix norms(2, kDim, random);
+    const absl::Span<const float> first(norms.view().f32(0), normed ? kDim : 0);
+    const absl::Span<const float> second(norms.view().f32(1), normed ? kDim : 0);
+    for (const KernelTable& table : AllCpuKernels()) {
+      Matrix parts = x;
+      const tensor::TensorView queries = parts.view().Cols(0, kQueries * kDim);
+      const tensor::TensorView keys = parts.view().Cols(kQueries * kDim, kKeys * kDim);
+      if (normed) {
+        ASSERT_TRUE(RmsNorm(table, {queries, first, 1e-5F, kQueries, queries}, *two_).ok());
+        ASSERT_TRUE(RmsNorm(table, {keys, second, 1e-5F, kKeys, keys}, *two_).ok());
+      }
+      ASSERT_TRUE(Rope(table, {queries, kQueries, cos.view(), sin.view()}, *two_).ok());
+      ASSERT_TRUE(Rope(table, {keys, kKeys, cos.view(), sin.view()}, *two_).ok());
+      Matrix whole = x;
+      ASSERT_TRUE(
+          Heads(table, {whole.view(), kQueries, kKeys, first, second, 1e-5F, cos.view(), sin.view()}, *two_)
+              .ok());
+      EXPECT_EQ(FirstDifference(whole, parts, 4), "") << table.name;
+    }
+  }
+  Random random(8);
+  Matrix add(4, kDim, random);
+  const Matrix start(4, kDim, random);
+  Matrix weight(1, kDim, random);
+  const absl::Span<const float> span(weight.view().f32(0), kDim);
+  for (const KernelTable& table : AllCpuKernels()) {
+    Matrix sum = start;
+    Matrix judge(4, kDim);
+    ASSERT_TRUE(Add(table, {add.view(), sum.view()}, *two_).ok());
+    ASSERT_TRUE(RmsNorm(table, {sum.view(), span, 1e-5F, 1, judge.view()}, *two_).ok());
+    Matrix x = start;
+    Matrix y(4, kDim);
+    RmsNormArgs args{x.view(), span, 1e-5F, 1, y.view()};
+    args.add = add.view();
+    ASSERT_TRUE(RmsNorm(table, args, *two_).ok());
+    EXPECT_EQ(FirstDifference(x, sum, 4), "") << table.name;
+    EXPECT_EQ(FirstDifference(y, judge, 4), "") << table.name;
+  }
+}
+
 TEST_F(OpMatrixTest, RopeTurns) {
   Matrix x(1, 4);
   for (std::int64_t i = 0; i < 4; ++i) {

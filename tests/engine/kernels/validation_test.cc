@@ -119,6 +119,34 @@ TEST_F(ValidationTest, RmsNorm) {
   ExpectRefused(RmsNorm(none_, {m34_.view(), {}, 1e-6F, 1, y.view()}, *stream_), "RmsNorm", "1 groups of 0");
   ExpectRefused(RmsNorm(none_, {m34_.view(), weight, 1e-6F, 2, y.view()}, *stream_), "RmsNorm",
                 "x is [3, 4], not [3, 8]");
+  RmsNormArgs more{m34_.view(), weight, 1e-6F, 1, y.view()};
+  more.host_y = y.view();
+  ExpectRefused(RmsNorm(none_, more, *stream_), "RmsNorm", "kernels do not write to host memory");
+  more.host_y = m35_.view();
+  ExpectRefused(RmsNorm(none_, more, *stream_), "RmsNorm", "host_y is [3, 5], not [3, 4]");
+  more = {m34_.view(), absl::MakeConstSpan(weight).first(2), 1e-6F, 2, y.view()};
+  more.add = y.view();
+  ExpectRefused(RmsNorm(none_, more, *stream_), "RmsNorm", "an addition to 2 groups");
+  more = {m34_.view(), weight, 1e-6F, 1, y.view()};
+  more.add = m35_.view();
+  KernelTable adds;
+  adds.rms_norm_adds = true;
+  ExpectRefused(RmsNorm(adds, more, *stream_), "RmsNorm", "add is [3, 5], not [3, 4]");
+  ExpectRefused(RmsNorm(none_, more, *stream_), "Add", "x is [3, 5], not [3, 4]");
+}
+
+TEST_F(ValidationTest, Heads) {
+  const std::vector<float> weight(4);
+  Matrix x(3, 6);
+  Matrix half(3, 1);
+  const auto refused = [&](HeadsArgs args, const std::string& what) {
+    ExpectRefused(Heads(none_, args, *stream_), "Heads", what);
+  };
+  const absl::Span<const float> two = absl::MakeConstSpan(weight).first(2);
+  refused({x.view(), 0, 1, two, two, 1e-6F, half.view(), half.view()}, "not 0 and 1 heads");
+  refused({x.view(), 2, 2, two, two, 1e-6F, half.view(), half.view()}, "6 columns are not 2 and 2");
+  refused({x.view(), 2, 1, two, weight, 1e-6F, half.view(), half.view()}, "a norm of 4 for heads of 2");
+  refused({x.view(), 2, 1, two, two, 1e-6F, half.view(), m34_.view()}, "sin is [3, 4], not [3, 1]");
 }
 
 TEST_F(ValidationTest, Rope) {
@@ -228,7 +256,17 @@ TEST_F(ValidationTest, MoeCombine) {
       "MoeCombine", "shared_gate is [3, 2], not [3, 1]");
   source[4] = 4;
   ExpectRefused(MoeCombine(none_, {m44_.view(), source, weights, {}, {}, out.view()}, *stream_), "MoeCombine",
-                "row 4 of y's 4");
+                "row 4 of 4");
+  MoeCombineArgs host{m44_.view(), source, weights, {}, {}, out.view()};
+  host.host_y = m44_.view();
+  ExpectRefused(MoeCombine(none_, host, *stream_), "MoeCombine", "kernels do not read host memory");
+  KernelTable reaches;
+  reaches.reaches_host = true;
+  host.host_y = m35_.view();
+  ExpectRefused(MoeCombine(reaches, host, *stream_), "MoeCombine", "host_y is [3, 5], not [3, 4]");
+  host.host_y = m44_.view();
+  source[4] = 8;
+  ExpectRefused(MoeCombine(reaches, host, *stream_), "MoeCombine", "row 8 of 8");
 }
 
 // Host kernels run where host memory is the device's: inline on an emulated device, not at all on a CUDA

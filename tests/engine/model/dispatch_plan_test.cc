@@ -53,5 +53,16 @@ TEST(DispatchPlan, EverySlotServesItsRowAndExpert) {
   }
 }
 
+TEST(DispatchPlan, ResultsOfTheHostLieBehindTheDevices) {
+  DispatchPlan plan(3, 2, 4);
+  plan.Build({3, 1, 1, 0, 3, 0});
+  plan.MoveToHost(4, 2);  // expert 3
+  EXPECT_THAT(plan.source(), ElementsAre(10, 2, 3, 0, 11, 1));
+  plan.MoveToHost(0, 2);  // expert 0
+  EXPECT_THAT(plan.source(), ElementsAre(10, 2, 3, 6, 11, 7));
+  plan.Build({3, 1, 1, 0, 3, 0});
+  EXPECT_THAT(plan.source(), ElementsAre(4, 2, 3, 0, 5, 1));
+}
+
 }  // namespace
 }  // namespace comoe::model

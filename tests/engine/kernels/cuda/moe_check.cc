@@ -147,7 +147,7 @@ void CheckDispatch(Checker& checker, std::int64_t rows, std::int64_t chosen, std
 }
 
 void CheckCombine(Checker& checker, std::int64_t rows, std::int64_t cols, std::int64_t chosen, bool shared,
-                  bool gate, std::int64_t padding, const TestStream& cpu) {
+                  bool gate, std::int64_t padding, bool mapped, const TestStream& cpu) {
   Random random(static_cast<std::uint64_t>(4000 + cols * 16 + chosen));
   Matrix y(std::max<std::int64_t>(rows * chosen, 1), cols, random, padding);
   Matrix shared_out(rows, cols, random, padding);
@@ -167,6 +167,11 @@ void CheckCombine(Checker& checker, std::int64_t rows, std::int64_t cols, std::i
   CudaCombineArgs args;
   args.y = dy.get();
   args.y_stride = dy.stride();
+  if (mapped) {  // the second half of the rows, as if they were the host's
+    args.y_rows = y.rows() / 2;
+    args.mapped_y = dy.get() + args.y_rows * dy.stride();
+    args.mapped_y_stride = dy.stride();
+  }
   args.source = dsource.get();
   args.weights = dw.get();
   args.experts_per_row = chosen;
@@ -185,7 +190,8 @@ void CheckCombine(Checker& checker, std::int64_t rows, std::int64_t cols, std::i
   args.out_stride = dout.stride();
   args.rows = rows;
   args.cols = cols;
-  const std::string what = absl::StrCat("combine T=", rows, " D=", cols, " K=", chosen);
+  const std::string what =
+      absl::StrCat("combine T=", rows, " D=", cols, " K=", chosen, mapped ? " mapped" : "");
   checker.Launched(CudaLaunches().combine(args, checker.stream()), what);
   MustRun(RefKernels().moe_combine(ref, *cpu).ok() ? 0 : 1, "ref combine");
   Matrix got(rows, cols, padding);
@@ -357,7 +363,10 @@ void CheckMoe(Checker& checker, bool quick) {
   checker.Summary("dispatch");
   for (const std::int64_t cols : {1, 30, 256, 2048, 3000}) {
     for (const std::int64_t chosen : {0, 1, 4, 8, 9}) {
-      CheckCombine(checker, 5, cols, chosen, chosen % 2 == 0, chosen == 8, cols % 4 == 0 ? 4 : 3, cpu);
+      for (const bool mapped : {false, true}) {
+        CheckCombine(checker, 5, cols, chosen, chosen % 2 == 0, chosen == 8, cols % 4 == 0 ? 4 : 3, mapped,
+                     cpu);
+      }
     }
   }
   checker.Summary("combine");

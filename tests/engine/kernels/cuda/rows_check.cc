@@ -61,6 +61,11 @@ void CheckNorm(Checker& checker, std::int64_t rows, std::int64_t width, std::int
   args.weight = dw.get();
   args.y = dy.get();
   args.y_stride = dy.stride();
+  const DeviceMatrix mapped(ref);  // stands in for the host's
+  if (groups == 1) {
+    args.mapped_y = mapped.get();
+    args.mapped_y_stride = mapped.stride();
+  }
   args.rows = rows;
   args.width = width;
   args.groups = groups;
@@ -69,6 +74,11 @@ void CheckNorm(Checker& checker, std::int64_t rows, std::int64_t width, std::int
                                         add ? " add" : "", " pad ", padding);
   checker.Launched(Table().rms_norm(args, checker.stream()), what);
   dy.Download(y);
+  if (groups == 1) {
+    Matrix second(rows, width, padding);
+    mapped.Download(second);
+    checker.Near(y, second, 0, what + " mapped");
+  }
   if (add) {
     MustRun(RefKernels().add({residual.view(), x.view()}, *cpu).ok() ? 0 : 1, "ref add");
     Matrix sum(rows, groups * width, padding);
