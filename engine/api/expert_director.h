@@ -78,7 +78,8 @@ struct LaneState {
   double device_seconds_per_expert = 0;  // computing one on the device, few rows
   double host_seconds_per_expert = 0;    // computing one on the host, few rows; 0: there is no host lane
   double host_seconds_per_row = 0;       // of it, for each row beyond the first
-  std::int32_t queued_guesses = 0;       // prefetch orders not yet on the link
+  double host_slowdown = 1;         // by what host work takes longer while copies use the host's memory too
+  std::int32_t queued_guesses = 0;  // prefetch orders not yet on the link
 };
 
 // What the step that ended last took, in seconds on the device's clock.

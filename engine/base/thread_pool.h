@@ -45,6 +45,7 @@ class ThreadPool {
 
   void Run(int worker);
   void Work(int worker);
+  void WakeWorkers();
   void WakeCaller() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Written by the caller before it publishes a loop, read by who has claimed a task of it: until that task
@@ -53,11 +54,12 @@ class ThreadPool {
   // Apart from each other: claims and ends come from all threads at once.
   alignas(64) std::atomic<std::uint64_t> loop_{0};
   alignas(64) std::atomic<std::int64_t> unfinished_{0};
-  alignas(64) std::atomic<int> sleeping_{0};  // workers; changed under mutex_
+  static constexpr int kWokenByEach = 2;
+  alignas(64) std::atomic<int> sleeping_{0};  // workers
+  std::atomic<std::uint32_t> wakes_{0};       // raised when sleepers have to look
   std::atomic<bool> caller_sleeps_{false};    // changed under mutex_
   std::atomic<bool> stopping_{false};
   Mutex mutex_;
-  CondVar start_;
   CondVar done_;
   std::vector<std::thread> threads_;  // constant after construction
 };

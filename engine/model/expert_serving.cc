@@ -114,8 +114,8 @@ absl::Status ExpertServing::Classify() {
 absl::Status ExpertServing::Decide() {
   ServingScratch& s = context_.work.serving;
   const DispatchPlan& dispatch = context_.work.dispatch;
-  api::LaneState lanes = context_.lanes;
-  context_.experts.Describe(lanes);
+  const api::LaneState lanes = context_.Lanes();
+  link_was_busy_ = lanes.link_queue_seconds > 0.0;
   s.decisions.assign(s.demand.size(), api::MissDecision{});
   context_.director.DecideMisses(layer_, s.demand, lanes, absl::MakeSpan(s.decisions));
   for (std::size_t i = 0; i < s.demand.size(); ++i) {
@@ -176,9 +176,7 @@ absl::Status ExpertServing::IssueFetches() {
 
 // Guesses wait until all that is certain was issued.
 void ExpertServing::GiveOrders() {
-  api::LaneState lanes = context_.lanes;
-  context_.experts.Describe(lanes);
-  context_.experts.Prefetch(context_.director.Orders(layer_, lanes));
+  context_.experts.Prefetch(context_.director.Orders(layer_, context_.Lanes()));
   ordered_ = true;
 }
 
@@ -275,11 +273,25 @@ void ExpertServing::TellVacated() {
   }
 }
 
+// So that the host's rates are known as they are in a step. By now all copies of the layer are queued.
+void ExpertServing::TimeHostLane() {
+  const ServingScratch& s = context_.work.serving;
+  double seconds = 0.0;
+  for (const HostJob& job : s.host_jobs) {
+    seconds += context_.lanes.host_seconds_per_expert +
+               static_cast<double>(job.work.rows.size() - 1) * context_.lanes.host_seconds_per_row;
+  }
+  api::LaneState now;
+  context_.experts.Describe(now);
+  context_.host_lane->Expect(seconds, link_was_busy_ || !s.fetches.empty() || now.link_queue_seconds > 0.0);
+}
+
 absl::Status ExpertServing::JoinHostLane() {
   ServingScratch& s = context_.work.serving;
   if (s.host_jobs.empty()) {
     return absl::OkStatus();
   }
+  TimeHostLane();
   const absl::Status done =
       context_.stream.Wait(host_done_, base::WaitEdge::kHostLane, kHostLaneWaits * context_.copy_limit);
   if (absl::IsDeadlineExceeded(done) && !host_done_.Done()) {

@@ -41,6 +41,7 @@ class ExpertServing {
   absl::Status ComputeArrivals(std::size_t& next);
   absl::Status FetchTheRest(std::size_t& next);
   absl::Status ComputeArrival(ServingScratch::Arrival arrival, bool last);
+  void TimeHostLane();
   absl::Status JoinHostLane();
   // The rows of `work` cannot be computed; the step goes on without them.
   absl::Status GiveUp(const kernels::ExpertRows& work, base::ExpertKey key, const absl::Status& why);
@@ -50,6 +51,7 @@ class ExpertServing {
   bool ordered_ = false;
   std::size_t next_fetch_ = 0;
   device::Event host_done_;
+  bool link_was_busy_ = false;  // when misses were decided
 };
 
 }  // namespace comoe::model

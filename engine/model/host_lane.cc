@@ -1,5 +1,6 @@
 #include "engine/model/host_lane.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/base/bytes.h"
@@ -11,6 +12,11 @@ namespace {
 
 // Rows of a step that kernels read and write in host memory at most: copies are faster for more.
 constexpr std::size_t kMostDirectBytes = std::size_t{128} << 10;
+constexpr double kShareOfNew = 0.1;  // of a measurement in the mean
+constexpr double kMostSlowness = 8.0;
+// Of what is known, with each decision that no measurement comes to: a host that was slow once is tried
+// again.
+constexpr double kForgotten = 0.002;
 constexpr std::size_t kRowAlignment = 64;  // bytes, as in the workspace: rows are copied as they lie
 
 std::int64_t Stride(std::int64_t cols) {
@@ -45,6 +51,7 @@ absl::StatusOr<std::unique_ptr<HostLane>> HostLane::Create(const checkpoint::Mod
   lane->kernels_ = &kernels;
   lane->experts_per_row_ = config.experts_per_token;
   lane->reaches_host_ = device_kernels.reaches_host;
+  lane->device_ = &device;
   COMOE_ASSIGN_OR_RETURN(lane->inputs_, device.CreateStream("host-lane-in", device::StreamKind::kCopy));
   COMOE_ASSIGN_OR_RETURN(lane->host_, device.CreateStream("host-lane", device::StreamKind::kHost));
   COMOE_ASSIGN_OR_RETURN(lane->results_, device.CreateStream("host-lane-out", device::StreamKind::kCopy));
@@ -82,6 +89,32 @@ tensor::TensorView HostLane::DirectOutput(std::int64_t rows) const {
   return IsDirect(rows) ? out_.Rows(0, rows * experts_per_row_) : tensor::TensorView{};
 }
 
+void HostLane::Expect(double seconds, bool beside_copies) {
+  if (!(seconds > 0.0) || device_->simulated()) {
+    timed_ = device::Event();
+  }
+  expected_ = seconds;
+  beside_copies_ = beside_copies;
+}
+
+// How much of a layer's work runs beside copies differs from layer to layer: one measurement tells little.
+void HostLane::Describe(api::LaneState& lanes) {
+  if (timed_.state() != nullptr && expected_ > 0.0 && timed_.Done()) {
+    const double ratio = (timed_.state()->Seconds() - begin_) / expected_;
+    double& slowness = beside_copies_ ? beside_ : alone_;
+    if (ratio > 0.0) {  // not NaN, which a broken device's is
+      slowness += kShareOfNew * (std::min(ratio, kMostSlowness) - slowness);
+    }
+    timed_ = device::Event();
+  } else if (timed_.state() == nullptr) {
+    alone_ += kForgotten * (1.0 - alone_);
+    beside_ += kForgotten * (alone_ - beside_);
+  }
+  lanes.host_seconds_per_expert *= alone_;
+  lanes.host_seconds_per_row *= alone_;
+  lanes.host_slowdown = std::max(1.0, beside_ / alone_);
+}
+
 absl::Status HostLane::FetchRows(const tensor::TensorView& normed, const base::Stage& stage,
                                  device::Stream& compute, absl::Duration limit) {
   inputs_->SetStage(stage);
@@ -98,6 +131,9 @@ absl::StatusOr<device::Event> HostLane::Start(absl::Span<HostJob> jobs, std::int
                                               absl::Duration limit) {
   const base::Stage stage = {base::StageKind::kHostExpert, layer};
   host_->SetStage(stage);
+  begin_ = device_->Now();
+  timed_ = device::Event();
+  expected_ = 0.0;
   const bool direct = IsDirect(normed.rows);
   if (!direct) {
     COMOE_RETURN_IF_ERROR(FetchRows(normed, stage, compute, limit));
@@ -115,6 +151,7 @@ absl::StatusOr<device::Event> HostLane::Start(absl::Span<HostJob> jobs, std::int
   COMOE_RETURN_IF_ERROR(host_->Submit(*run_));
   COMOE_ASSIGN_OR_RETURN(const device::Event computed, host_->Record());
   if (direct) {
+    timed_ = computed;
     return computed;
   }
   results_->SetStage(stage);

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "engine/api/expert_director.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/device/device.h"
 #include "engine/kernels/expert_ffn.h"
@@ -45,6 +46,12 @@ class HostLane {
                                       const tensor::TensorView& normed, const tensor::TensorView& expert_out,
                                       device::Stream& compute, absl::Duration limit);
 
+  // After Start: what its work should take by the rates measured at start, in seconds, and whether copies use
+  // the host's memory beside it. On a device that passes real time, the work is timed.
+  void Expect(double seconds, bool beside_copies);
+  // Host rates as they were of late.
+  void Describe(api::LaneState& lanes);
+
   // After Start's event did not happen in time: rows may still be written at any time, so the lane is given
   // up.
   void Abandon() { usable_ = false; }
@@ -69,6 +76,15 @@ class HostLane {
   std::vector<kernels::ExpertRows> work_;
   std::int64_t experts_per_row_ = 0;
   bool reaches_host_ = false;
+
+  device::Device* device_ = nullptr;
+  device::Event timed_;  // the end of what is timed
+  double begin_ = 0.0;   // of what was started last, seconds of the device's clock
+  double expected_ = 0.0;
+  bool beside_copies_ = false;
+  // Seconds that work took of late over what was expected: alone, and beside copies.
+  double alone_ = 1.0;
+  double beside_ = 1.0;
   std::shared_ptr<device::Stream::HostWork> run_;
   bool usable_ = true;
 };

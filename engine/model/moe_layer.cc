@@ -231,9 +231,7 @@ void GiveOrders(const StepContext& context, std::int32_t layer) {
   if (context.full_layers->NextIsFull(layer)) {
     return;
   }
-  api::LaneState lanes = context.lanes;
-  context.experts.Describe(lanes);
-  context.experts.Prefetch(context.director.Orders(layer, lanes));
+  context.experts.Prefetch(context.director.Orders(layer, context.Lanes()));
 }
 
 absl::Status TellRouting(const StepContext& context, Tell which) {

@@ -47,6 +47,15 @@ struct StepContext {
   // Whether they lie in tables of the device, each group's in that of its number.
   bool prepared = false;
 
+  // What is known of the lanes now.
+  api::LaneState Lanes() const {
+    api::LaneState now = lanes;
+    experts.Describe(now);
+    if (host_lane != nullptr) {
+      host_lane->Describe(now);
+    }
+    return now;
+  }
   // The first T rows of a workspace matrix.
   tensor::TensorView Use(const tensor::TensorView& matrix) const { return matrix.Rows(0, rows); }
 };

@@ -50,6 +50,7 @@ api::LaneState SplitPlanner::Steady(const api::LaneState& lanes) {
   Follow(lanes.device_seconds_per_expert, hysteresis_, &steady_.device_seconds_per_expert);
   Follow(lanes.host_seconds_per_expert, hysteresis_, &steady_.host_seconds_per_expert);
   Follow(lanes.host_seconds_per_row, hysteresis_, &steady_.host_seconds_per_row);
+  Follow(lanes.host_slowdown, hysteresis_, &steady_.host_slowdown);
   steady_.link_queue_seconds = lanes.link_queue_seconds;
   steady_.queued_guesses = lanes.queued_guesses;
   return steady_;
@@ -91,7 +92,9 @@ std::size_t SplitPlanner::BestCount(absl::Span<const api::ExpertDemand> misses,
       host += HostSeconds(misses[static_cast<std::size_t>(i)].rows, lanes);
       to_save -= SavedOf(saved, i);
     }
-    const double end = std::max(host, CopySeconds(static_cast<std::int64_t>(order_.size() - on_host), lanes));
+    const auto copies = static_cast<std::int64_t>(order_.size() - on_host);
+    const bool beside = copies > 0 || lanes.link_queue_seconds > 0.0;
+    const double end = std::max(host * (beside ? lanes.host_slowdown : 1.0), CopySeconds(copies, lanes));
     if (end <= latest && end - to_save < *cost) {
       best = on_host;
       *seconds = end;
@@ -116,6 +119,7 @@ PlannedSeconds SplitPlanner::Assign(absl::Span<const api::ExpertDemand> misses,
   for (const api::ExpertDemand& miss : misses) {
     planned.host_only += HostSeconds(miss.rows, lanes);
   }
+  planned.host_only *= lanes.link_queue_seconds > 0.0 ? lanes.host_slowdown : 1.0;
 
   constexpr double kAnyTime = std::numeric_limits<double>::infinity();
   double cost = 0.0;
