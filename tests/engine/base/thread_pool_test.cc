@@ -103,6 +103,23 @@ TEST(ThreadPoolTest, SleepersWakeUp) {
   }
 }
 
+// Each sleeper that wakes wakes others: a loop that needs them all, after a sleep and after none, ends.
+TEST(ThreadPoolTest, EverySleeperIsReached) {
+  constexpr int kThreads = 9;
+  ThreadPool pool(kThreads, "test");
+  for (int repeat = 0; repeat < 40; ++repeat) {
+    std::atomic<int> inside = 0;
+    pool.ParallelFor(kThreads, [&](std::int64_t, int) {
+      ++inside;
+      while (inside < kThreads) {
+        std::this_thread::yield();
+      }
+    });
+    EXPECT_EQ(inside, kThreads);
+    std::this_thread::sleep_for(std::chrono::milliseconds(repeat % 4 * 2));
+  }
+}
+
 TEST(ThreadPoolTest, AnUnusedPoolEnds) {
   for (int i = 0; i < 50; ++i) {
     const ThreadPool pool(4, "test");
