@@ -13,7 +13,9 @@
 #include "absl/strings/str_split.h"
 #include "cli/bench.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/engine_keep.h"
 #include "cli/finite.h"
+#include "cli/given_flags.h"
 #include "cli/progress.h"
 #include "cli/routing_trace.h"
 #include "engine/base/status_macros.h"
@@ -35,6 +37,7 @@ EngineOptions OptionsFor(const BenchOffloadOptions& options, const std::string& 
   engine.copy_computes = options.copy_computes;
   engine.host_computes = options.host_computes;
   engine.dense_computes = options.dense_computes;
+  engine.given.clear();  // they are for some of the points
   return engine;
 }
 
@@ -48,6 +51,23 @@ absl::StatusOr<std::vector<double>> ParseShares(const std::string& text) {
     shares.push_back(share);
   }
   return shares;
+}
+
+// What --host-lane is to be, one after the other.
+absl::StatusOr<std::vector<std::string>> HostLanes(const BenchOffloadOptions& options) {
+  if (options.host_lanes.empty()) {
+    return std::vector<std::string>{options.engine.host_lane};
+  }
+  const std::vector<std::string> lanes = absl::StrSplit(options.host_lanes, ',');
+  for (const std::string& lane : lanes) {
+    if (lane != "on" && lane != "off") {
+      return absl::InvalidArgumentError(absl::StrCat("--host-lanes: '", lane, "' is neither on nor off"));
+    }
+  }
+  if (!options.engine.host_lane.empty()) {
+    return absl::InvalidArgumentError("give --host-lane or --host-lanes, not both");
+  }
+  return lanes;
 }
 
 std::string DefaultIds(const std::string& model) {
@@ -73,14 +93,39 @@ absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options,
                          LoadEngine(OptionsFor(options, policy, capacity, batch)));
   OffloadRunOptions run = options.run;
   run.batch = batch;
-  Progress progress(absl::StrFormat("%s, %.0f %%, batch %d", policy, 100.0 * capacity, batch),
+  const bool host_lane = options.engine.host_lane == "on";
+  Progress progress(absl::StrFormat("%s, %.0f %%, batch %d%s", policy, 100.0 * capacity, batch,
+                                    host_lane ? ", host lane" : ""),
                     options.engine.quiet);
-  OffloadPoint point{policy, capacity, batch, bundle->tiers_description(), {}, true};
+  OffloadPoint point{policy, capacity, batch, host_lane, bundle->tiers_description(), {}, true};
   COMOE_ASSIGN_OR_RETURN(point.run, RunOffload(bundle->engine(), texts, run,
                                                [&progress](std::uint64_t done, std::uint64_t total) {
                                                  progress.Update(done, total, "steps");
                                                }));
   return point;
+}
+
+absl::StatusOr<std::vector<OffloadPoint>> ComparePolicies(const BenchOffloadOptions& options,
+                                                          const OffloadStudy& study) {
+  const std::vector<std::string> policies = absl::StrSplit(options.policies, ',');
+  COMOE_ASSIGN_OR_RETURN(const std::vector<std::string> lanes, HostLanes(options));
+  BenchOffloadOptions moved = options;
+  std::vector<OffloadPoint> points;
+  for (const double share : study.shares) {
+    for (const std::int64_t batch : study.batches) {
+      const std::size_t first = points.size();
+      for (const std::string& lane : lanes) {
+        moved.engine.host_lane = lane;
+        for (const std::string& policy : policies) {
+          COMOE_ASSIGN_OR_RETURN(OffloadPoint point,
+                                 MeasureOffload(moved, study.texts, policy, share, batch));
+          points.push_back(std::move(point));
+          points.back().same_tokens = points.back().run.last_logits == points[first].run.last_logits;
+        }
+      }
+    }
+  }
+  return points;
 }
 
 namespace {
@@ -105,19 +150,7 @@ absl::StatusOr<OffloadStudy> ReadStudy(const BenchOffloadOptions& options, std::
 }
 
 absl::Status Compare(const BenchOffloadOptions& options, const OffloadStudy& study, const std::string& ids) {
-  const std::vector<std::string> policies = absl::StrSplit(options.policies, ',');
-  std::vector<OffloadPoint> points;
-  for (const double share : study.shares) {
-    for (const std::int64_t batch : study.batches) {
-      const std::size_t first = points.size();
-      for (const std::string& policy : policies) {
-        COMOE_ASSIGN_OR_RETURN(OffloadPoint point,
-                               MeasureOffload(options, study.texts, policy, share, batch));
-        points.push_back(std::move(point));
-        points.back().same_tokens = points.back().run.last_logits == points[first].run.last_logits;
-      }
-    }
-  }
+  COMOE_ASSIGN_OR_RETURN(const std::vector<OffloadPoint> points, ComparePolicies(options, study));
   if (options.json) {
     const nlohmann::json out = {{"model", study.model},
                                 {"device", options.engine.device},
@@ -136,9 +169,36 @@ absl::Status Compare(const BenchOffloadOptions& options, const OffloadStudy& stu
   return absl::OkStatus();
 }
 
-absl::Status BenchOffload(const BenchOffloadOptions& options) {
-  if (options.ablation && !options.sweeps.empty()) {
+// Flags that would not do what they say.
+absl::Status CheckFlags(const BenchOffloadOptions& options) {
+  const bool sweep = !options.sweeps.empty();
+  if (options.ablation && sweep) {
     return absl::InvalidArgumentError("--ablation and --sweep are two studies: give one of them");
+  }
+  if (!options.host_lanes.empty() && (options.ablation || sweep)) {
+    return absl::InvalidArgumentError(
+        "--host-lanes compares policies: with --ablation or --sweep leave it out");
+  }
+  if (sweep && (!options.engine.hub_set.empty() || options.engine.hub_mode != EngineOptions().hub_mode)) {
+    return absl::InvalidArgumentError(
+        "--sweep starts from the conservative values and judges both modes: leave --hub and --hub-mode out");
+  }
+  if (!options.engine.policy.empty() || options.engine.expert_cache_fraction >= 0.0) {
+    return absl::InvalidArgumentError(
+        "--policy and --expert-cache-fraction are for one engine: give --policies and --capacities");
+  }
+  COMOE_RETURN_IF_ERROR(CheckPlotPath(options.plot));
+  EngineOptions any = options.engine;
+  const std::vector<std::string> policies = absl::StrSplit(options.policies, ',');
+  const bool hub = options.ablation || sweep || std::count(policies.begin(), policies.end(), "hub") > 0;
+  any.policy = hub ? "hub" : policies.front();
+  return CheckGivenFlags(any);
+}
+
+absl::Status BenchOffload(BenchOffloadOptions options) {
+  COMOE_RETURN_IF_ERROR(CheckFlags(options));
+  if (options.engine.device == "cuda") {
+    options.engine.keep = std::make_shared<EngineKeep>();
   }
   std::string ids;
   COMOE_ASSIGN_OR_RETURN(const OffloadStudy study, ReadStudy(options, &ids));
@@ -164,6 +224,9 @@ void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result) {
   command->add_option("--batch", options->batches, "sequences of a step")->capture_default_str();
   command->add_option("--capacities", options->capacities, "shares of the experts in device memory")
       ->capture_default_str();
+  command->add_option("--host-lanes", options->host_lanes,
+                      "off,on: all points once without and once with experts that the CPU computes "
+                      "(default: as --host-lane says)");
   command->add_option(
       "--force-ids", options->ids,
       "texts: a routing trace (.npz) or JSON {\"ids\": [[id, ...], ...]} (default: the model's)");

@@ -22,6 +22,7 @@ struct BenchOffloadOptions {
   std::string policies = "naive,static,lru,simple,hub";
   std::string batches = "1,8";
   std::string capacities = "0.25";
+  std::string host_lanes;  // "off,on": points for each; "": as --host-lane says
   std::string ids;
   OffloadRunOptions run;
   double copy_computes = 0.0;  // 0: by the preset's rates
@@ -45,15 +46,21 @@ struct OffloadPoint {
   std::string policy;
   double capacity = 0.0;
   std::int64_t batch = 0;
+  bool host_lane = false;
   std::string tiers;  // as the engine describes them
   OffloadRun run;
-  bool same_tokens = true;  // logits equal those of the first policy, to the bit
+  bool same_tokens = true;  // logits equal those of the first point with this batch and capacity, to the bit
 };
 
 // Runs `policy` ("naive-pageable": naive with memory that is not page-locked) in an engine of its own.
 absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options,
                                             const std::vector<std::vector<base::TokenId>>& texts,
                                             const std::string& policy, double capacity, std::int64_t batch);
+
+// Every policy with every capacity, batch and setting of the host lane, in this order from the last to the
+// first.
+absl::StatusOr<std::vector<OffloadPoint>> ComparePolicies(const BenchOffloadOptions& options,
+                                                          const OffloadStudy& study);
 
 // --- bench_offload_report.cc ---
 

@@ -42,7 +42,7 @@ double TierHitRate(const api::OffloadTotals& totals, base::Tier tier) {
   return Ratio(static_cast<double>(sums.hits), static_cast<double>(sums.hits + sums.misses));
 }
 
-// The first policy's point of the same capacity and batch: what others are compared with.
+// The first point of the same capacity and batch: what others are compared with.
 const OffloadPoint& Baseline(const std::vector<OffloadPoint>& points, const OffloadPoint& point) {
   return *std::find_if(points.begin(), points.end(), [&point](const OffloadPoint& other) {
     return other.capacity == point.capacity && other.batch == point.batch;
@@ -56,6 +56,7 @@ nlohmann::json PointJson(const std::vector<OffloadPoint>& points, const OffloadP
       {"policy", p.policy},
       {"capacity", p.capacity},
       {"batch", p.batch},
+      {"host_lane", p.host_lane ? "on" : "off"},
       {"tokens", p.run.tokens},
       {"seconds", p.run.seconds()},
       {"tokens_per_second", p.run.tokens_per_second()},
@@ -106,20 +107,20 @@ nlohmann::json PointJson(const std::vector<OffloadPoint>& points, const OffloadP
 }  // namespace
 
 void PrintOffloadTable(const std::vector<OffloadPoint>& points) {
-  std::printf("%-15s %5s %5s %9s %6s %9s %9s %9s %6s %8s %6s %7s %6s %6s %6s %9s %9s %5s\n", "policy",
-              "share", "batch", "tokens/s", "x", "ITL p50", "p99 ms", "MB/token", "of", "wasted", "hits",
-              "pinned", "host", "busy", "overl.", "TTFT cold", "warm ms", "same");
+  std::printf("%-15s %5s %5s %4s %9s %6s %9s %9s %9s %6s %8s %6s %7s %6s %6s %6s %9s %9s %5s\n", "policy",
+              "share", "batch", "lane", "tokens/s", "x", "ITL p50", "p99 ms", "MB/token", "of", "wasted",
+              "hits", "pinned", "host", "busy", "overl.", "TTFT cold", "warm ms", "same");
   for (const OffloadPoint& p : points) {
     const OffloadPoint& base = Baseline(points, p);
     const api::OffloadTotals& t = p.run.totals;
     const double served = static_cast<double>(t.served_hit + t.served_fetch + t.served_host);
     const auto h2d = static_cast<std::size_t>(base::CopyDirection::kHostToDevice);
     std::printf(
-        "%-15s %4.0f%% %5d %9.1f %6.2f %9.3f %9.3f %9.2f %5.0f%% %7.1f%% %5.1f%% %6.1f%% %5.1f%% %5.0f%% "
+        "%-15s %4.0f%% %5d %4s %9.1f %6.2f %9.3f %9.3f %9.2f %5.0f%% %7.1f%% %5.1f%% %6.1f%% %5.1f%% %5.0f%% "
         "%5.0f%% "
         "%9.3f %9.3f %5s\n",
-        p.policy.c_str(), 100.0 * p.capacity, static_cast<int>(p.batch), p.run.tokens_per_second(),
-        Ratio(p.run.tokens_per_second(), base.run.tokens_per_second()),
+        p.policy.c_str(), 100.0 * p.capacity, static_cast<int>(p.batch), p.host_lane ? "on" : "off",
+        p.run.tokens_per_second(), Ratio(p.run.tokens_per_second(), base.run.tokens_per_second()),
         1e3 * Quantile(p.run.step_seconds, 0.5), 1e3 * Quantile(p.run.step_seconds, 0.99),
         MegabytesPerToken(p.run),
         100.0 *
@@ -131,14 +132,15 @@ void PrintOffloadTable(const std::vector<OffloadPoint>& points) {
   }
   std::printf(
       "\nstall, %% of the step's time, by what was waited for; look-ahead; real time of decisions:\n"
-      "%-15s %5s %5s",
-      "policy", "share", "batch");
+      "%-15s %5s %5s %4s",
+      "policy", "share", "batch", "lane");
   for (std::size_t i = 0; i < base::kNumWaitEdges; ++i) {
     std::printf(" %13s", std::string(base::WaitEdgeName(static_cast<base::WaitEdge>(i))).c_str());
   }
   std::printf(" %9s %10s %9s %8s\n", "other", "look-ahead", "us a step", "of real");
   for (const OffloadPoint& p : points) {
-    std::printf("%-15s %4.0f%% %5d", p.policy.c_str(), 100.0 * p.capacity, static_cast<int>(p.batch));
+    std::printf("%-15s %4.0f%% %5d %4s", p.policy.c_str(), 100.0 * p.capacity, static_cast<int>(p.batch),
+                p.host_lane ? "on" : "off");
     for (const double stalled : p.run.totals.stalled.values) {
       std::printf(" %12.1f%%", 100.0 * Ratio(stalled, p.run.totals.wall));
     }
@@ -168,7 +170,8 @@ std::vector<Plot> OffloadPlots(const std::vector<OffloadPoint>& points) {
   bytes.title = "copied to the device";
   bytes.y_label = "MB/token";
   for (const OffloadPoint& p : points) {
-    const std::string name = by_batch ? p.policy : absl::StrCat(p.policy, ", batch ", p.batch);
+    const std::string name = absl::StrCat(p.policy, by_batch ? "" : absl::StrCat(", batch ", p.batch),
+                                          p.host_lane ? ", host lane" : "");
     const double x = by_batch ? static_cast<double>(p.batch) : 100.0 * p.capacity;
     const auto add = [&](Plot& plot, double y) {
       auto found = std::find_if(plot.series.begin(), plot.series.end(),

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/cuda_options.h"
 #include "cli/doctor_probes.h"
+#include "cli/given_flags.h"
 #include "cli/hardware_lines.h"
 #include "cli/offload_options.h"
 #include "engine/base/status_macros.h"
@@ -148,6 +149,7 @@ absl::StatusOr<DoctorReport> Examine(const DoctorOptions& options) {
   DoctorContext context;
   context.options = options;
   context.files = device::SystemFiles(options.root);
+  COMOE_RETURN_IF_ERROR(CheckGivenFlags(options.engine));
   COMOE_RETURN_IF_ERROR(HubParametersOf(options.engine).status());
   COMOE_RETURN_IF_ERROR(Prepare(context));
   context.report.hardware = HardwareLines(context.files);

@@ -1,22 +1,21 @@
 #include "cli/engine_options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/checkpoint_folder.h"
 #include "cli/cuda_options.h"
+#include "cli/engine_keep.h"
+#include "cli/given_flags.h"
 #include "cli/offload_options.h"
+#include "cli/output_path.h"
 #include "cli/progress.h"
 #include "cli/timeline.h"
 #include "engine/base/bytes.h"
@@ -40,22 +39,21 @@
 namespace comoe::cli {
 namespace {
 
-// What is learnt over weeks is written at the end: whether that will work is known now.
-absl::Status CheckFolderOf(const std::string& path) {
-  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  const std::string folder = parent.empty() ? "." : parent.string();
-  if (::access(folder.c_str(), W_OK) == 0) {
-    return absl::OkStatus();
-  }
-  return absl::ErrnoToStatus(errno, absl::StrCat("--hub-state ", path, ": ", folder,
-                                                 " cannot be written: make the folder, or name another"));
-}
-
 // Left to the system, the page cache and buffers of clients.
 constexpr double kUsableShare = 0.95;
 
 class Bundle final : public EngineBundle {
  public:
+  ~Bundle() override {
+    engine_ = nullptr;
+    if (timeline_ != nullptr) {
+      device_->SetTimeline(nullptr);
+    }
+    if (keep_ != nullptr) {
+      keep_->Keep(device_);
+    }
+  }
+
   api::Engine& engine() override { return *engine_; }
   const tokenizer::Tokenizer* tokenizer() const override { return tokenizer_.get(); }
   absl::string_view device_description() const override { return description_; }
@@ -70,7 +68,8 @@ class Bundle final : public EngineBundle {
   std::string tiers_description() const override { return tiers_ == nullptr ? "" : tiers_->DescribeTiers(); }
 
   // In the order of their dependence: destroyed last to first.
-  std::unique_ptr<device::Device> device_;
+  std::shared_ptr<EngineKeep> keep_;  // nullptr: nothing is kept
+  std::shared_ptr<device::Device> device_;
   std::shared_ptr<Timeline> timeline_;
   std::unique_ptr<api::ExpertDirector> director_;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
@@ -87,7 +86,8 @@ class Bundle final : public EngineBundle {
 // it on the host.
 absl::StatusOr<std::uint64_t> CheckDeviceMemory(const EngineOptions& options, const CheckpointFolder& folder,
                                                 checkpoint::MemoryPlan plan, const device::Device& device) {
-  const base::HostMemory host = base::ReadHostMemory();
+  base::HostMemory host = base::ReadHostMemory();
+  host.available_bytes += options.keep == nullptr ? 0 : options.keep->experts().bytes();  // used, or freed
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t on_host, HostBytes(options, plan));
   if (on_host > UsableBytes(host)) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -157,6 +157,9 @@ experts::TieredOptions TieredOptions(const EngineOptions& options, const TierBud
   tiers.packed_path = options.expert_file;
   tiers.verify_packed = true;
   tiers.transfers.copy_limit = options.copy_limit;
+  if (options.device == "cuda" && options.keep != nullptr) {
+    tiers.keep = {options.keep, &options.keep->experts()};
+  }
   return tiers;
 }
 
@@ -226,7 +229,7 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
     bundle.director_ = std::move(policy.director);
     if (bundle.hub_ != nullptr && !options.hub_state.empty()) {
       bundle.hub_state_ = options.hub_state;
-      COMOE_RETURN_IF_ERROR(CheckFolderOf(options.hub_state));
+      COMOE_RETURN_IF_ERROR(CheckOutputPath("--hub-state", options.hub_state));
       COMOE_ASSIGN_OR_RETURN(bundle.model_hash_, experts::ModelHash(*folder.source, folder.config,
                                                                     checkpoint::WeightNames(folder.config)));
       COMOE_RETURN_IF_ERROR(ReadHubState(options.hub_state, bundle.model_hash_, *bundle.hub_));
@@ -336,7 +339,11 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
   if (std::isnan(options.expert_cache_fraction)) {
     return absl::InvalidArgumentError("--expert-cache-fraction is nan: it lies in (0, 1]");
   }
+  COMOE_RETURN_IF_ERROR(CheckGivenFlags(options));
   COMOE_RETURN_IF_ERROR(HubParametersOf(options).status());
+  if (!options.timeline.empty()) {
+    COMOE_RETURN_IF_ERROR(CheckOutputPath("--timeline", options.timeline));
+  }
   if (options.device == "cpu") {
     if (!options.hub_set.empty() || !options.hub_state.empty()) {
       base::Log(base::LogLevel::kWarning, "engine",
@@ -348,13 +355,25 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
                        " needs a device apart from the host (--device emulated); on the "
                        "cpu device every expert is computed where it lies: use resident"));
     }
-    if (!options.expert_cache_bytes.empty() || options.expert_cache_fraction >= 0.0 ||
-        !options.pinned_bytes.empty() || !options.host_lane.empty() || !options.expert_file.empty() ||
-        options.page_lock != "on") {
-      return absl::UnimplementedError(
-          "--expert-cache-bytes, --expert-cache-fraction, --pinned-bytes, --page-lock, --expert-file and "
-          "--host-lane need a device "
-          "apart from the host (--device emulated); the cpu device has no tiers: leave them out");
+    std::vector<std::string> of_tiers;
+    const auto note = [&of_tiers](const char* flag, bool given) {
+      if (given) {
+        of_tiers.push_back(flag);
+      }
+    };
+    note("--expert-cache-bytes", !options.expert_cache_bytes.empty());
+    note("--expert-cache-fraction", options.expert_cache_fraction >= 0.0);
+    note("--pinned-bytes", !options.pinned_bytes.empty());
+    note("--page-lock off", options.page_lock != "on");
+    note("--host-lane", !options.host_lane.empty());
+    note("--tiers exclusive", options.tiers != "inclusive");
+    note("--expert-file", !options.expert_file.empty());
+    if (!of_tiers.empty()) {
+      return absl::UnimplementedError(absl::StrCat(
+          absl::StrJoin(of_tiers, " and "), of_tiers.size() == 1 ? " needs" : " need",
+          " a device apart from the host (--device cuda or emulated): the cpu device has no tiers, "
+          "so leave ",
+          of_tiers.size() == 1 ? "it" : "them", " out"));
     }
   } else {
     COMOE_RETURN_IF_ERROR(CheckOffloadOptions(options));
@@ -391,7 +410,10 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
          "studies")
       ->check(CLI::IsMember({"auto", "cpu", "emulated", "cuda"}))
       ->capture_default_str();
-  app.parse_complete_callback([&options] { ChooseDevice(options); });
+  app.parse_complete_callback([&app, &options] {
+    NoteGivenFlags(app, options);
+    ChooseDevice(options);
+  });
   app.add_option("--cuda-device", options.cuda_device, "which NVIDIA card")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -520,7 +542,12 @@ absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& gi
   } else {
     const std::uint64_t blob_bytes =
         checkpoint::PlanMemory(folder.config, folder.tensors.expert_dtype).expert_bytes;
-    COMOE_ASSIGN_OR_RETURN(bundle->device_, MakeOffloadDevice(options, blob_bytes));
+    if (options.device == "cuda" && options.keep != nullptr) {
+      COMOE_ASSIGN_OR_RETURN(bundle->device_, options.keep->DeviceFor(options, blob_bytes));
+      bundle->keep_ = options.keep;
+    } else {
+      COMOE_ASSIGN_OR_RETURN(bundle->device_, MakeOffloadDevice(options, blob_bytes));
+    }
   }
   if (given.policy.empty() && options.device == "cuda" && AllFit(options, folder, *bundle->device_)) {
     options.policy = "resident";

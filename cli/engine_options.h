@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +30,8 @@ class App;  // CLI11 takes seconds to compile: only who registers flags includes
 }  // namespace CLI
 
 namespace comoe::cli {
+
+class EngineKeep;
 
 struct EngineOptions {
   std::string model;                       // a checkpoint folder
@@ -64,11 +67,15 @@ struct EngineOptions {
   std::int64_t max_sequences = 1;
   bool quiet = false;  // no progress lines
 
-  // Not flags. Hears every layer's routing on the engine thread.
+  // Not flags themselves. Flags on the command line that not every device or policy has (given_flags.h).
+  std::vector<std::string> given;
+  // Hears every layer's routing on the engine thread.
   std::function<void(const api::RoutingObservation&)> routing_observer;
   // Puts a director around the policy's, which decides: for recording.
   std::function<std::unique_ptr<api::ExpertDirector>(std::unique_ptr<api::ExpertDirector>)> wrap_director;
   base::MetricsSink* metrics = nullptr;  // outlives the engine
+  // --device cuda: what an engine before has left there is used, and left there again. nullptr: nothing is.
+  std::shared_ptr<EngineKeep> keep;
   // Studies on the emulated accelerator: a copy takes as long as `copy_computes` experts on the device (0: by
   // the preset's rates), an expert on the host as `host_computes`, any other kernel as `dense_computes`.
   double copy_computes = 0.0;

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "cli/output_path.h"
 
 namespace comoe::cli {
 namespace {
@@ -129,6 +130,16 @@ int RunGnuplot(const std::string& script) {
 }
 
 }  // namespace
+
+absl::Status CheckPlotPath(const std::string& path) {
+  if (path.empty()) {
+    return absl::OkStatus();
+  }
+  if (!absl::EndsWith(path, ".svg") && !absl::EndsWith(path, ".png")) {
+    return absl::InvalidArgumentError(absl::StrCat("--plot ", path, ": name it FILE.svg or FILE.png"));
+  }
+  return CheckOutputPath("--plot", path);
+}
 
 absl::Status WritePlots(const std::string& path, const std::vector<Plot>& plots) {
   const std::string script_path = absl::StrCat(path, ".gp");

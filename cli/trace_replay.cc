@@ -243,6 +243,7 @@ class Replay {
 };
 
 absl::Status RunReplay(const ReplayFlags& flags) {
+  COMOE_RETURN_IF_ERROR(CheckPlotPath(flags.plot));
   COMOE_ASSIGN_OR_RETURN(const routing::Trace trace, LoadTrace(flags.trace, flags.model));
   COMOE_ASSIGN_OR_RETURN(const routing::ReplayRates rates, MakeRates(flags.rates, trace));
   TraceSplit split = SplitInHalves(trace);

@@ -13,6 +13,7 @@ namespace comoe::cli {
 namespace {
 
 absl::Status RunStudy(const StudyFlags& flags, StudyKind kind) {
+  COMOE_RETURN_IF_ERROR(CheckPlotPath(flags.plot));
   COMOE_ASSIGN_OR_RETURN(const routing::Trace trace, LoadTrace(flags.trace, flags.model));
   COMOE_ASSIGN_OR_RETURN(const std::vector<StudyRun> runs, kind == StudyKind::kAccuracy
                                                                ? RunAccuracyStudy(flags, trace)

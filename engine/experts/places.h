@@ -137,6 +137,9 @@ class Places {
     return count;
   }
 
+  // Takes the slab away, and with it all that is here.
+  device::Buffer TakeSlab() { return std::move(slab_); }
+
   bool page_locked() const { return slab_.kind() == device::MemoryKind::kPinned; }
   std::size_t stride() const { return stride_; }
   std::uint64_t bytes() const { return static_cast<std::uint64_t>(count_) * stride_; }

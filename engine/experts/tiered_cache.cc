@@ -12,7 +12,11 @@ namespace comoe::experts {
 using base::Tier;
 using Scope = TransferEngine::Scope;
 
-TieredExpertCache::~TieredExpertCache() = default;
+TieredExpertCache::~TieredExpertCache() {
+  if (options_.keep != nullptr && transfers_ != nullptr && transfers_->Stop()) {
+    KeepPinned();
+  }
+}
 
 absl::StatusOr<std::int32_t> TieredExpertCache::NumberOf(base::ExpertKey key) const {
   const checkpoint::ExpertEntry* entry = index_.Find(key);

@@ -32,6 +32,7 @@
 #include "engine/device/device.h"
 #include "engine/experts/expert_cache.h"
 #include "engine/experts/packed_file.h"
+#include "engine/experts/pinned_keep.h"
 #include "engine/experts/places.h"
 #include "engine/experts/resident_cache.h"
 #include "engine/experts/transfer_engine.h"
@@ -57,6 +58,9 @@ struct TieredOptions {
   std::string packed_path;
   bool verify_packed = false;  // read it all at start
   TransferOptions transfers;
+  // The tier `pinned` that an earlier cache has left there is used with the experts in it, and left there
+  // again in the end, where it holds all experts and no copy has ever hung. nullptr: nothing is kept.
+  std::shared_ptr<PinnedKeep> keep;
 };
 
 // What experts are loaded from.
@@ -76,7 +80,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
                                                                    tensor::DType dtype,
                                                                    const TieredOptions& options,
                                                                    device::Device& device);
-  // No lease is alive.
+  // No lease is alive. Waits for its copies, and fills options.keep.
   ~TieredExpertCache() override;
 
   // As reserved.
@@ -172,6 +176,14 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   absl::Status ReservePinned();
   absl::Status ReserveHost();
 
+  // tiered_keep.cc. PinnedIsFixed: pinned memory with so many slots holds all experts, which stay where they
+  // are.
+  bool PinnedIsFixed(std::int32_t slots) const;
+  PinnedKeep::Content PinnedContent() const;
+  std::optional<device::Buffer> TakeKept(std::int32_t slots, device::MemoryKind kind, std::size_t bytes,
+                                         std::size_t stride);
+  void KeepPinned();
+
   // tiered_cache.cc
   absl::StatusOr<std::int32_t> NumberOf(base::ExpertKey key) const;
   base::ExpertKey key(std::int32_t n) const { return index_.keys()[static_cast<std::size_t>(n)]; }
@@ -247,6 +259,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   std::int32_t TakeBack(base::Tier tier, std::int32_t n, bool cancelled);
 
   // tiered_load.cc
+  void PutInPinnedSlot(std::int32_t slot, std::int32_t n);
   absl::Status Plan(absl::Span<const api::FetchOrder> orders, std::vector<std::int32_t>& device_order);
   absl::Status PlanExclusive(std::vector<std::int32_t>& device_order);
   absl::Status LoadFile(const TieredSource& source);
@@ -275,6 +288,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   std::vector<std::int32_t> empty_pinned_slots_;  // or taken again; each at most once
   std::uint64_t taken_ = 0;
   bool loaded_ = false;
+  std::vector<std::int32_t> kept_;  // where an earlier cache has packed each expert; empty: none has
 
   // Which walk over the layers this is, and how far it has come.
   std::int64_t sweep_ = 0;

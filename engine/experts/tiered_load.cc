@@ -1,5 +1,6 @@
 // What is reserved, and what lies where at first.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -90,6 +91,10 @@ absl::Status TieredExpertCache::ReservePinned() {
   };
   const device::MemoryKind kind =
       options_.page_lock ? device::MemoryKind::kPinned : device::MemoryKind::kHost;
+  if (std::optional<device::Buffer> kept = TakeKept(asked, kind, bytes(asked), stride); kept.has_value()) {
+    pinned_ = Places(*std::move(kept), stride, asked, spares, kReserves);
+    return absl::OkStatus();
+  }
   std::int32_t slots = asked;
   absl::StatusOr<device::Buffer> slab = accelerator_.Allocate(kind, bytes(slots), alignment);
   while (!slab.ok() && slots > 0 && options_.page_lock) {
@@ -119,7 +124,7 @@ absl::Status TieredExpertCache::ReservePinned() {
 absl::Status TieredExpertCache::ReserveHost() {
   const auto all = static_cast<std::int32_t>(experts_.size());
   std::int32_t count = all;
-  if (disk_ || (!options_.exclusive && pinned_.num_slots() >= all)) {
+  if (disk_ || PinnedIsFixed(pinned_.num_slots())) {
     count = 0;
   } else if (options_.exclusive) {
     count = std::max(0, all - device_.num_slots() - pinned_.num_slots());
@@ -145,7 +150,9 @@ absl::Status TieredExpertCache::ReserveHost() {
 absl::Status TieredExpertCache::Load(const TieredSource& source) {
   std::vector<std::int32_t> device_order;
   COMOE_RETURN_IF_ERROR(Plan(source.orders, device_order));
-  COMOE_RETURN_IF_ERROR(disk_ ? LoadFile(source) : LoadMemory(source));
+  if (kept_.empty()) {
+    COMOE_RETURN_IF_ERROR(disk_ ? LoadFile(source) : LoadMemory(source));
+  }
   for (std::size_t i = 0; i < experts_.size(); ++i) {
     const auto n = static_cast<std::int32_t>(i);
     if (experts_[i].pinned >= 0 && experts_[i].pinned_slot >= 0) {
@@ -174,6 +181,14 @@ void TieredExpertCache::PutAt(Spot spot, std::int32_t n) {
   }
 }
 
+// Where the expert is packed already, the slot means that place.
+void TieredExpertCache::PutInPinnedSlot(std::int32_t slot, std::int32_t n) {
+  if (!kept_.empty()) {
+    pinned_.GiveTo(slot, kept_[static_cast<std::size_t>(n)]);
+  }
+  PutAt({Tier::kPinned, pinned_.slot(slot).place}, n);
+}
+
 // Claims the slots that the director names, and gives every expert its places in pinned and host memory,
 // where the bytes are put then. device_order: who is to be copied to the device.
 absl::Status TieredExpertCache::Plan(absl::Span<const api::FetchOrder> orders,
@@ -194,7 +209,7 @@ absl::Status TieredExpertCache::Plan(absl::Span<const api::FetchOrder> orders,
     if (device) {
       device_order.push_back(n);
     } else {
-      PutAt({Tier::kPinned, order.slot}, n);
+      PutInPinnedSlot(order.slot, n);
     }
   }
   if (options_.exclusive) {
@@ -218,7 +233,7 @@ absl::Status TieredExpertCache::Plan(absl::Span<const api::FetchOrder> orders,
         }
         slot = next;
       }
-      PutAt({Tier::kPinned, slot}, n);
+      PutInPinnedSlot(slot, n);
     }
   }
   return absl::OkStatus();

@@ -88,7 +88,12 @@ TransferEngine::TransferEngine(device::Device& device, std::size_t blob_bytes, c
       measured_[base::CopyDirection::kHostToHost] = options.initial_rates_measured;
 }
 
-TransferEngine::~TransferEngine() {
+TransferEngine::~TransferEngine() { Stop(); }
+
+bool TransferEngine::Stop() {
+  if (stopped_.has_value()) {
+    return *stopped_;
+  }
   Enter();
   stopping_ = true;
   std::vector<device::Event> under_way;
@@ -103,13 +108,16 @@ TransferEngine::~TransferEngine() {
   for (const device::Event& event : under_way) {
     never += absl::IsDeadlineExceeded(event.Synchronize(options_.copy_limit)) ? 1 : 0;
   }
+  stopped_ = never == 0;
   base::MutexLock lock(&mutex_);
   while (held_ || awaited_ > never) {
     if (free_.WaitWithTimeout(&mutex_, kLastNotification)) {
       base::Log(base::LogLevel::kError, "experts", "copies were not heard of again before the end");
+      stopped_ = false;
       break;
     }
   }
+  return *stopped_;
 }
 
 void TransferEngine::Enter() {

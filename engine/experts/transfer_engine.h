@@ -120,8 +120,11 @@ class TransferEngine final : private device::EventListener {
                                                                 std::size_t blob_bytes,
                                                                 const TransferOptions& options,
                                                                 Client& client);
-  // Waits for the copies under way, copy_limit each at most.
   ~TransferEngine() override;
+
+  // The end, if it has not come yet: waits for the copies under way, copy_limit each at most. Nothing is
+  // queued afterwards. Whether all copies have ended: otherwise some may touch their memory for ever.
+  bool Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Exclusive use; what was notified meanwhile is handled, and guesses are started, when it ends. Blocks
   // while another thread holds one, which is never for long. Not reentrant.
@@ -269,6 +272,7 @@ class TransferEngine final : private device::EventListener {
   std::int32_t promotions_in_flight_ = 0;
   std::int32_t under_way_ = 0;
   bool stopping_ = false;
+  std::optional<bool> stopped_;  // what Stop found
   bool warned_unpinned_ = false;
 
   base::PerKind<double, base::kNumCopyDirections> seconds_per_blob_;

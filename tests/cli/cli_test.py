@@ -140,6 +140,39 @@ class Errors(unittest.TestCase):
         self.check(["eval", "--model", DEMO, "--ids", os.path.join(DEMO, "config.json")], "config.json", "ids")
         self.check(["health", "--server", "127.0.0.1:1"], "127.0.0.1:1")
 
+    def test_flags_of_another_device_or_policy_are_refused(self):
+        generate = ["generate", "--model", DEMO, "--prompt", "x", "--max-tokens", "1"]
+        for device in ("cpu", "emulated"):
+            for flag in (["--nvtx"], ["--activations", "f32"], ["--cuda-graphs", "on"], ["--cuda-plugin", "x.so"],
+                         ["--cuda-device", "0"]):
+                self.check([*generate, "--device", device, *flag], flag[0] + " needs --device cuda", device)
+        for device, flag in (("cpu", "--emulated"), ("auto", "--emulated"), ("cpu", "--emulated-clock")):
+            value = "virtual" if flag == "--emulated-clock" else "pcie4x16"
+            self.check([*generate, "--device", device, flag, value], flag + " needs --device emulated")
+        for flag in (["--hub", "window=50"], ["--hub-mode", "latency"], ["--hub-state", "x"]):
+            self.check([*generate, "--device", "emulated", "--policy", "lru", *flag], flag[0] + " needs --policy hub",
+                       "lru")
+            self.check([*generate, "--device", "cpu", *flag], flag[0] + " needs --policy hub", "resident")
+        # What --device auto may find decides.
+        got = run(*generate, "--cuda-plugin", "/nowhere/libcomoe_cuda.so", "--nvtx", "--hub-mode", "throughput")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        got = run(*generate, "--device", "emulated", "--hub-mode", "throughput", "--emulated", "pcie3x16", "--quiet")
+        self.assertEqual(got.returncode, 0, got.stderr)
+
+    def test_what_cannot_be_written_is_known_at_start(self):
+        generate = ["generate", "--model", DEMO, "--prompt", "x", "--device", "emulated"]
+        self.check([*generate, "--timeline", "/nowhere/t.json"], "--timeline /nowhere/t.json", "make the folder")
+        self.check([*generate, "--timeline", "/tmp"], "--timeline /tmp", "folder")
+
+    def test_flags_of_tiers_are_named_on_the_cpu(self):
+        generate = ["generate", "--model", DEMO, "--prompt", "x", "--device", "cpu"]
+        for flags in (["--page-lock", "off"], ["--pinned-bytes", "1GiB"], ["--tiers", "exclusive"],
+                      ["--expert-file", "x"]):
+            got = run(*generate, *flags)
+            self.assertEqual(got.returncode, 1)
+            named = [word for word in got.stderr.decode().split() if word.startswith("--") and word != "--device"]
+            self.assertIn(named, ([flags[0]], [flags[0] + ":"]), got.stderr)
+
     def test_usage_errors(self):
         self.assertNotEqual(run().returncode, 0)
         self.assertEqual(run("fly").returncode, 2)

@@ -54,6 +54,37 @@ class OffloadStudy(unittest.TestCase):
             self.assertIn(text, got.stderr.decode())
 
 
+    def test_points_with_and_without_the_host_lane(self):
+        out = self.good_json("--policies", "naive,hub", "--host-lanes", "off,on", "--batch", "2,4", "--steps", "20")
+        points = out["points"]
+        self.assertEqual([(p["batch"], p["host_lane"], p["policy"]) for p in points],
+                         [(batch, lane, policy) for batch in (2, 4) for lane in ("off", "on")
+                          for policy in ("naive", "hub")])
+        for p in points:
+            first = points[0 if p["batch"] == 2 else 4]
+            self.assertAlmostEqual(p["speed_of_first_policy"], p["tokens_per_second"] / first["tokens_per_second"])
+            self.assertTrue(p["same_tokens"])
+            self.assertEqual(p["served"]["host"] > 0, p["host_lane"] == "on")
+        got = run("--policies", "hub", "--host-lanes", "on", "--batch", "1", "--steps", "2")
+        self.assertIn(" lane ", got.stdout.decode())
+
+    def test_flags_that_would_do_nothing_are_refused(self):
+        for bad, text in ((("--host-lanes", "off,often"), "often"),
+                          (("--host-lanes", "off,on", "--host-lane", "on"), "not both"),
+                          (("--host-lanes", "off,on", "--ablation"), "--host-lanes"),
+                          (("--policies", "naive,lru", "--hub", "window=50"), "--hub needs --policy hub"),
+                          (("--sweep", "look_ahead=0,1", "--hub", "window=50"), "--hub"),
+                          (("--policy", "hub"), "--policies"), (("--nvtx",), "--nvtx needs --device cuda"),
+                          (("--device", "cuda"), "--copy-computes needs --device emulated"),
+                          (("--plot", "x.pdf"), "FILE.svg"), (("--plot", "/nowhere/x.svg"), "/nowhere"),
+                          (("--timeline", "/nowhere/t.json", "--policies", "lru"), "/nowhere cannot be written")):
+            got = run(*bad)
+            self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1), (bad, got.stderr))
+            self.assertIn(text, got.stderr.decode())
+        got = run("--policies", "lru,hub", "--hub", "window=50", "--batch", "1", "--steps", "2")
+        self.assertEqual(got.returncode, 0, got.stderr)
+
+
 if __name__ == "__main__":
     COMOE = sys.argv.pop(1)
     unittest.main(verbosity=2)

@@ -96,34 +96,34 @@ def short(point):
 
 def experts(suite, part):
     """20 GB of experts, a quarter of them on the device: policies on identical steps."""
-    widened = ["--widen", "2048,6400", "--capacities", "0.25", "--activations", "bf16"]
     batches = [int(batch) for batch in os.environ.get("BATCHES", "1 4 16").split()]
-    # Pageable copies are slow, and naive's steps all alike: a few tell.
-    steps = {1: ("40", "20", "16", "4"), 4: ("24", "16", "4", "1"), 16: ("12", "8", "2", "1")}
-    naive = {}
+    common = ["--widen", "2048,6400", "--capacities", "0.25", "--activations", "bf16"]
+    # A process for a batch, as loading takes longer than a point.
+    steps = {1: ("40", "20"), 4: ("24", "16"), 16: ("12", "8")}
+    points = []
     for batch in batches:
-        timed, warmup, few, few_warmup = steps.get(batch, steps[16])
-        common = [*widened, "--batch", str(batch)]
-        runs = (("off", "naive,static,lru,simple,hub", timed, warmup), ("on", "simple,hub", timed, warmup),
-                ("off", "naive-pageable", few, few_warmup))
-        for lane, policies, run_steps, run_warmup in runs:
-            name = f"experts-{batch}-{lane}" + ("-pageable" if "pageable" in policies else "")
-            for point in offload(suite, part, name, 150, *common, "--policies", policies, "--steps", run_steps,
-                                 "--warmup", run_warmup, "--host-lane", lane):
-                numbers = short(point)
-                policy = point["policy"]
-                bytes_a_token = point["bytes_to_device"] / max(1, point["tokens"])
-                if policy == "naive":
-                    naive[batch] = (point["tokens_per_second"], bytes_a_token)
-                if batch in naive:
-                    numbers["of_naive"] = {"speed": round(point["tokens_per_second"] / naive[batch][0], 3),
-                                           "bytes": round(bytes_a_token / naive[batch][1], 3)}
-                part.numbers.setdefault(f"batch {batch}, lane {lane}", {})[policy] = numbers
-                if policy in ("simple", "hub"):
-                    part.check(f"{policy}, batch {batch}, lane {lane}: of the floor", numbers["of_floor"] <= OF_FLOOR,
-                               numbers["of_floor"], f"at most {OF_FLOOR}")
-                if lane == "off" and "pageable" not in policy:
-                    part.check(f"{policy}, batch {batch}: same logits", point["same_tokens"])
+        timed, warmup = steps.get(batch, steps[16])
+        points += offload(suite, part, f"experts-{batch}", 150, *common, "--batch", str(batch), "--policies",
+                          "naive,static,lru,simple,hub", "--host-lanes", "off,on", "--steps", timed, "--warmup", warmup)
+    # Pageable copies are slow, and naive's steps all alike: a few tell.
+    points += offload(suite, part, "experts-pageable", 150, *common, "--batch", ",".join(map(str, batches)),
+                      "--policies", "naive-pageable", "--steps", "4", "--warmup", "1")
+    naive = {}
+    for point in points:
+        numbers = short(point)
+        policy, batch, lane = point["policy"], point["batch"], point["host_lane"]
+        bytes_a_token = point["bytes_to_device"] / max(1, point["tokens"])
+        if policy == "naive" and lane == "off":
+            naive[batch] = (point["tokens_per_second"], bytes_a_token)
+        if batch in naive:
+            numbers["of_naive"] = {"speed": round(point["tokens_per_second"] / naive[batch][0], 3),
+                                   "bytes": round(bytes_a_token / naive[batch][1], 3)}
+        part.numbers.setdefault(f"batch {batch}, lane {lane}", {})[policy] = numbers
+        if policy in ("simple", "hub"):
+            part.check(f"{policy}, batch {batch}, lane {lane}: of the floor", numbers["of_floor"] <= OF_FLOOR,
+                       numbers["of_floor"], f"at most {OF_FLOOR}")
+        if lane == "off" and "pageable" not in policy:
+            part.check(f"{policy}, batch {batch}: same logits", point["same_tokens"])
     for batch, lane in ((1, "off"), (4, "on")):
         found = part.numbers.get(f"batch {batch}, lane {lane}", {})
         reached = {name: point["of_naive"] for name, point in found.items()

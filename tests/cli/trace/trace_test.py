@@ -125,6 +125,7 @@ class Trace(unittest.TestCase):
         self.bad("needs as many sequences", "trace", "replay", "--trace", self.trace, "--batch", "64", "--quiet")
         self.bad("96 sequences", "trace", "replay", "--trace", self.trace, "--protocol", "study", "--quiet")
         self.bad("--force-ids", "trace", "record", "--model", DEMO)
+        self.bad("name it FILE.svg or FILE.png", "trace", "replay", "--trace", self.trace, "--plot", "x.pdf", "--quiet")
         cut = os.path.join(self.folder.name, "cut.trace")
         with open(self.trace, "rb") as source, open(cut, "wb") as target:
             target.write(source.read()[:-10])
