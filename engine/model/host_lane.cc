@@ -1,6 +1,5 @@
 #include "engine/model/host_lane.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/base/bytes.h"
@@ -12,11 +11,6 @@ namespace {
 
 // Rows of a step that kernels read and write in host memory at most: copies are faster for more.
 constexpr std::size_t kMostDirectBytes = std::size_t{128} << 10;
-constexpr double kShareOfNew = 0.1;  // of a measurement in the mean
-constexpr double kMostSlowness = 8.0;
-// Of what is known, with each decision that no measurement comes to: a host that was slow once is tried
-// again.
-constexpr double kForgotten = 0.002;
 constexpr std::size_t kRowAlignment = 64;  // bytes, as in the workspace: rows are copied as they lie
 
 std::int64_t Stride(std::int64_t cols) {
@@ -97,22 +91,14 @@ void HostLane::Expect(double seconds, bool beside_copies) {
   beside_copies_ = beside_copies;
 }
 
-// How much of a layer's work runs beside copies differs from layer to layer: one measurement tells little.
 void HostLane::Describe(api::LaneState& lanes) {
-  if (timed_.state() != nullptr && expected_ > 0.0 && timed_.Done()) {
-    const double ratio = (timed_.state()->Seconds() - begin_) / expected_;
-    double& slowness = beside_copies_ ? beside_ : alone_;
-    if (ratio > 0.0) {  // not NaN, which a broken device's is
-      slowness += kShareOfNew * (std::min(ratio, kMostSlowness) - slowness);
-    }
+  if (timed_.state() == nullptr) {
+    pace_.NotMeasured();
+  } else if (expected_ > 0.0 && timed_.Done()) {
+    pace_.Measured(timed_.state()->Seconds() - begin_, expected_, beside_copies_);
     timed_ = device::Event();
-  } else if (timed_.state() == nullptr) {
-    alone_ += kForgotten * (1.0 - alone_);
-    beside_ += kForgotten * (alone_ - beside_);
   }
-  lanes.host_seconds_per_expert *= alone_;
-  lanes.host_seconds_per_row *= alone_;
-  lanes.host_slowdown = std::max(1.0, beside_ / alone_);
+  pace_.Describe(lanes);
 }
 
 absl::Status HostLane::FetchRows(const tensor::TensorView& normed, const base::Stage& stage,

@@ -14,6 +14,7 @@
 #include "engine/device/device.h"
 #include "engine/kernels/expert_ffn.h"
 #include "engine/kernels/kernel_table.h"
+#include "engine/model/host_pace.h"
 #include "engine/model/serving_scratch.h"
 #include "engine/tensor/tensor_view.h"
 
@@ -82,9 +83,7 @@ class HostLane {
   double begin_ = 0.0;   // of what was started last, seconds of the device's clock
   double expected_ = 0.0;
   bool beside_copies_ = false;
-  // Seconds that work took of late over what was expected: alone, and beside copies.
-  double alone_ = 1.0;
-  double beside_ = 1.0;
+  HostPace pace_;
   std::shared_ptr<device::Stream::HostWork> run_;
   bool usable_ = true;
 };
