@@ -17,7 +17,7 @@ absl::Status CheckOutputPath(absl::string_view flag, const std::string& path) {
   }
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
-  if (::access(folder.c_str(), W_OK) == 0) {
+  if (::access((folder + "/").c_str(), W_OK | X_OK) == 0) {  // with the slash only a folder is there
     return absl::OkStatus();
   }
   return absl::ErrnoToStatus(errno, absl::StrCat(flag, " ", path, ": ", folder,

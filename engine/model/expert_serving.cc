@@ -96,10 +96,11 @@ absl::Status ExpertServing::Classify() {
     ++s.served_hit;
     work.expert = served->lease.view();
     if (served->ready.Done()) {
-      // It may have failed while nobody waited for it.
+      // It may have failed while nobody waited for it: that is no reason to fail now.
       if (const absl::Status status = served->ready.Synchronize(); !status.ok()) {
-        COMOE_RETURN_IF_ERROR(GiveUp(work, key, status));
+        --s.served_hit;
         context_.experts.Failed(std::move(served->lease), status);
+        s.fetches.push_back({api::kStagingSlot, work, key});
         continue;
       }
       s.hits.push_back(work);

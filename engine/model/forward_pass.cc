@@ -168,7 +168,7 @@ absl::StatusOr<std::int32_t> ForwardPass::RunStretch(std::int32_t first) {
 void ForwardPass::Abandon() {
   static_cast<void>(context_.stream.Synchronize());
   if (context_.host_lane != nullptr) {
-    static_cast<void>(context_.host_lane->stream().Synchronize());
+    static_cast<void>(context_.host_lane->Synchronize());
   }
   context_.work.serving.Clear();
   if (context_.full_layers != nullptr) {

@@ -48,7 +48,7 @@ class HostLane {
                                       device::Stream& compute, absl::Duration limit);
 
   // After Start: what its work should take by the rates measured at start, in seconds, and whether copies use
-  // the host's memory beside it. On a device that passes real time, the work is timed.
+  // the host's memory beside it. Where nothing is copied, time is real and all bytes were there, it is timed.
   void Expect(double seconds, bool beside_copies);
   // Host rates as they were of late.
   void Describe(api::LaneState& lanes);
@@ -59,7 +59,8 @@ class HostLane {
   bool usable() const { return usable_; }
 
   std::uint64_t bytes() const { return buffer_.size(); }
-  device::Stream& stream() { return *host_; }
+  // Waits until nothing of it is under way, and says what went wrong.
+  absl::Status Synchronize();
 
  private:
   class Work;
@@ -71,7 +72,6 @@ class HostLane {
                          absl::Duration limit);
 
   const kernels::KernelTable* kernels_ = nullptr;
-  std::unique_ptr<device::Stream> inputs_, host_, results_;
   device::Buffer buffer_;
   tensor::TensorView x_, scratch_, out_;  // [R, D], [R K, padded F], [R K, D], page-locked
   std::vector<kernels::ExpertRows> work_;
@@ -86,6 +86,8 @@ class HostLane {
   HostPace pace_;
   std::shared_ptr<device::Stream::HostWork> run_;
   bool usable_ = true;
+  // Destroyed first: what still runs on them uses what is above.
+  std::unique_ptr<device::Stream> inputs_, host_, results_;
 };
 
 }  // namespace comoe::model

@@ -26,6 +26,7 @@ absl::StatusOr<double> Seconds(device::Stream& compute, const Work& work) {
   for (int i = 0; i < kRepeats; ++i) {
     COMOE_RETURN_IF_ERROR(compute.Synchronize());
     COMOE_ASSIGN_OR_RETURN(const device::Event begin, compute.Record());
+    COMOE_RETURN_IF_ERROR(begin.Synchronize());  // host work need not wait for it
     COMOE_RETURN_IF_ERROR(work());
     COMOE_ASSIGN_OR_RETURN(const device::Event end, compute.Record());
     COMOE_RETURN_IF_ERROR(compute.Synchronize());

@@ -162,6 +162,7 @@ class Errors(unittest.TestCase):
     def test_what_cannot_be_written_is_known_at_start(self):
         generate = ["generate", "--model", DEMO, "--prompt", "x", "--device", "emulated"]
         self.check([*generate, "--timeline", "/nowhere/t.json"], "--timeline /nowhere/t.json", "make the folder")
+        self.check([*generate, "--timeline", __file__ + "/t.json"], "Not a directory", "make the folder")
         self.check([*generate, "--timeline", "/tmp"], "--timeline /tmp", "folder")
 
     def test_flags_of_tiers_are_named_on_the_cpu(self):

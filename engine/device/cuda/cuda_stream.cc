@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kPutAlignment = 16;
+constexpr std::size_t kUsuallyUnheard = 256;
 
 // Whether bytes may travel with a launch: it writes whole units.
 bool CanPut(const std::byte* target, std::size_t bytes) {
@@ -42,6 +43,7 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(Device& device, C
   COMOE_ASSIGN_OR_RETURN(stream->stream_, context.MakeStream(kind == StreamKind::kCompute));
   stream->lane_ = meter.AddLane(name);
   if (kind == StreamKind::kCompute) {
+    stream->unheard_.reserve(kUsuallyUnheard);
     COMOE_ASSIGN_OR_RETURN(stream->stage_,
                            device.Allocate(MemoryKind::kPinned, kStagePart * kStageParts, kAlignment));
     COMOE_ASSIGN_OR_RETURN(stream->arguments_,
@@ -270,6 +272,10 @@ absl::Status CudaStream::Wait(const Event& event, base::WaitEdge edge, absl::Dur
   COMOE_RETURN_IF_ERROR(state->QueueWait(stream_));
   if (state->may_fail()) {
     pending_.push_back(event);
+    // An event recorded behind it hears of its failure; nobody need ever look at that one.
+    if (kind_ == StreamKind::kCompute) {
+      unheard_.push_back(event);
+    }
   }
   if (measured) {
     meter_.Add(lane_, work_, event);  // goes on once that has happened: no event of its own
@@ -291,6 +297,10 @@ absl::Status CudaStream::Synchronize() {
   for (const Event& cause : causes) {
     first.Update(cause.Synchronize(absl::ZeroDuration()));
   }
+  for (const Event& cause : unheard_) {
+    first.Update(cause.Synchronize(absl::ZeroDuration()));
+  }
+  unheard_.clear();
   if (kind_ == StreamKind::kCompute) {
     meter_.Collect();
   }

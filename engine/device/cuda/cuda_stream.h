@@ -130,7 +130,8 @@ class CudaStream final : public Stream {
   bool working_ = false;                                    // and whether the meter knows
   absl::Status failed_;                                     // of work before, which the next event is to have
   std::unique_ptr<CudaRanges> ranges_;                      // nullptr: no profiler asked for them
-  CudaCauses pending_;  // events that may yet fail, and with them the next one recorded
+  CudaCauses pending_;          // events that may yet fail, and with them the next one recorded
+  std::vector<Event> unheard_;  // of a compute stream: all such since it was synchronized
 };
 
 }  // namespace comoe::device
