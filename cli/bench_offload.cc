@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/bench.h"
 #include "cli/checkpoint_folder.h"
@@ -22,6 +24,8 @@
 
 namespace comoe::cli {
 namespace {
+
+constexpr const char* kPolicies[] = {"naive", "naive-pageable", "static", "lru", "simple", "hub", "resident"};
 
 EngineOptions OptionsFor(const BenchOffloadOptions& options, const std::string& policy, double capacity,
                          std::int64_t batch) {
@@ -187,9 +191,22 @@ absl::Status CheckFlags(const BenchOffloadOptions& options) {
     return absl::InvalidArgumentError(
         "--policy and --expert-cache-fraction are for one engine: give --policies and --capacities");
   }
+  if (options.engine.device == "cpu") {
+    const std::string& reason = options.engine.device_reason;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--policies are compared where experts move: give --device emulated, or cuda where there is "
+        "a card; the device is the cpu",
+        reason.empty() ? "" : absl::StrCat(" (", reason, ")")));
+  }
+  const std::vector<std::string> policies = absl::StrSplit(options.policies, ',');
+  for (const std::string& policy : policies) {
+    if (std::count(std::begin(kPolicies), std::end(kPolicies), policy) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("--policies: no policy is called \"", policy,
+                                                     "\": choose of ", absl::StrJoin(kPolicies, ", ")));
+    }
+  }
   COMOE_RETURN_IF_ERROR(CheckPlotPath(options.plot));
   EngineOptions any = options.engine;
-  const std::vector<std::string> policies = absl::StrSplit(options.policies, ',');
   const bool hub = options.ablation || sweep || std::count(policies.begin(), policies.end(), "hub") > 0;
   any.policy = hub ? "hub" : policies.front();
   return CheckGivenFlags(any);
@@ -217,9 +234,8 @@ void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result) {
       bench.add_subcommand("offload", "policies for experts at equal memory, on identical steps");
   AddEngineFlags(*command, options->engine);
   command
-      ->add_option(
-          "--policies", options->policies,
-          "compared with the first of them: naive, naive-pageable, static, lru, simple, hub, resident")
+      ->add_option("--policies", options->policies,
+                   absl::StrCat("compared with the first of them: ", absl::StrJoin(kPolicies, ", ")))
       ->capture_default_str();
   command->add_option("--batch", options->batches, "sequences of a step")->capture_default_str();
   command->add_option("--capacities", options->capacities, "shares of the experts in device memory")

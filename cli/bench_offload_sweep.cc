@@ -1,7 +1,7 @@
 // `comoe bench offload --sweep NAME=V1,V2,...`: which settings of the hub suit a model and a machine.
 #include <algorithm>
 #include <cstdio>
-#include <limits>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -34,6 +34,11 @@ absl::StatusOr<Sweep> ParseSweep(const std::string& text) {
   return sweep;
 }
 
+double Number(const std::string& text) {
+  double number = 0.0;
+  return absl::SimpleAtod(text, &number) ? number : 0.0;  // ParseSweep has seen to that
+}
+
 struct SweepPoint {
   std::string value;
   OffloadPoint point;
@@ -41,28 +46,21 @@ struct SweepPoint {
 
 double P99(const OffloadPoint& point) { return Quantile(point.run.step_seconds, 0.99); }
 
-// Of one parameter, the value with the lowest p99 between tokens at the smallest batch, and that with the
-// most tokens a second at the largest. Among equals the first.
-struct BestValues {
-  std::string latency;
-  std::string throughput;
-};
-BestValues FindBest(const std::vector<SweepPoint>& points, std::int64_t smallest, std::int64_t largest) {
-  BestValues best;
-  double lowest = std::numeric_limits<double>::infinity();
-  double highest = 0.0;
-  for (const SweepPoint& p : points) {
-    if (p.point.batch == smallest && P99(p.point) < lowest) {
-      lowest = P99(p.point);
-      best.latency = p.value;
-    }
-    if (p.point.batch == largest && p.point.run.tokens_per_second() > highest) {
-      highest = p.point.run.tokens_per_second();
-      best.throughput = p.value;
-    }
+double SecondsPerToken(const OffloadPoint& point) { return Ratio(1.0, point.run.tokens_per_second()); }
+
+// What a mode is for: a cost that is to be low, at one batch.
+struct Goal {
+  routing::HubMode mode;
+  std::int64_t batch;
+  double (*cost)(const OffloadPoint& point);
+
+  std::string name() const { return std::string(routing::HubModeName(mode)); }
+  // By so much that a flag for it is worth writing down.
+  bool Better(const OffloadPoint& a, const OffloadPoint& b) const {
+    constexpr double kWorth = 1.001;
+    return cost(a) * kWorth < cost(b);
   }
-  return best;
-}
+};
 
 void PrintSweep(const std::string& name, const std::vector<SweepPoint>& points) {
   std::printf("%-22s %12s %5s %10s %10s %10s %8s %8s\n", "parameter", "value", "batch", "tokens/s", "p50 ms",
@@ -85,30 +83,81 @@ nlohmann::json ToJson(const std::string& name, const SweepPoint& p) {
           {"wasted_share", WastedShare(p.point.run)}};
 }
 
+absl::StatusOr<OffloadPoint> Measure(const BenchOffloadOptions& options, const OffloadStudy& study,
+                                     const std::string& mode, const std::string& settings,
+                                     std::int64_t batch) {
+  BenchOffloadOptions moved = options;
+  moved.engine.hub_mode = mode;
+  moved.engine.hub_set = settings;
+  return MeasureOffload(moved, study.texts, "hub", study.shares.front(), batch);
+}
+
+constexpr const char* kSweptFrom = "conservative";
+
+// The value of the parameter that serves `goal` best, the first among equals; "" where the mode's own value,
+// which is measured unless it is among `points`, is as good.
+absl::StatusOr<std::string> FindBest(const BenchOffloadOptions& options, const OffloadStudy& study,
+                                     const Sweep& sweep, const std::vector<SweepPoint>& points,
+                                     const Goal& goal) {
+  COMOE_ASSIGN_OR_RETURN(const double own,
+                         routing::GetHubParameter(sweep.name, routing::ModeParameters(goal.mode)));
+  const SweepPoint* best = nullptr;
+  const SweepPoint* at_own = nullptr;
+  for (const SweepPoint& p : points) {
+    if (p.point.batch != goal.batch) {
+      continue;
+    }
+    if (best == nullptr || goal.cost(p.point) < goal.cost(best->point)) {
+      best = &p;
+    }
+    if (Number(p.value) == own) {
+      at_own = &p;
+    }
+  }
+  SweepPoint measured;
+  if (at_own == nullptr) {
+    COMOE_ASSIGN_OR_RETURN(measured.point, Measure(options, study, kSweptFrom,
+                                                   absl::StrFormat("%s=%.17g", sweep.name, own), goal.batch));
+    at_own = &measured;
+  }
+  return goal.Better(best->point, at_own->point) ? best->value : "";
+}
+
 // A mode with and without the settings that were found, since settings that are best alone need not be so
 // together.
 struct Verdict {
   std::string mode;
-  std::string settings;
+  std::string settings;  // "": none is better than the mode's own values, and `tuned` is `plain`
   OffloadPoint plain;
   OffloadPoint tuned;
 };
 
-absl::StatusOr<Verdict> Judge(const BenchOffloadOptions& options, const OffloadStudy& study,
-                              const std::string& mode, const std::string& settings, std::int64_t batch) {
-  Verdict verdict{mode, settings, {}, {}};
-  BenchOffloadOptions moved = options;
-  moved.engine.hub_mode = mode;
-  moved.engine.hub_set.clear();
-  COMOE_ASSIGN_OR_RETURN(verdict.plain,
-                         MeasureOffload(moved, study.texts, "hub", study.shares.front(), batch));
-  moved.engine.hub_set = settings;
-  COMOE_ASSIGN_OR_RETURN(verdict.tuned,
-                         MeasureOffload(moved, study.texts, "hub", study.shares.front(), batch));
+absl::StatusOr<Verdict> Judge(const BenchOffloadOptions& options, const OffloadStudy& study, const Goal& goal,
+                              const std::string& settings) {
+  Verdict verdict{goal.name(), settings, {}, {}};
+  COMOE_ASSIGN_OR_RETURN(verdict.plain, Measure(options, study, goal.name(), "", goal.batch));
+  verdict.tuned = verdict.plain;
+  if (settings.empty()) {
+    return verdict;
+  }
+  COMOE_ASSIGN_OR_RETURN(OffloadPoint tuned, Measure(options, study, goal.name(), settings, goal.batch));
+  if (goal.Better(tuned, verdict.plain)) {
+    verdict.tuned = std::move(tuned);
+  } else {
+    verdict.settings.clear();
+  }
   return verdict;
 }
 
 void PrintVerdict(const Verdict& v) {
+  if (v.settings.empty()) {
+    std::printf(
+        "best here for %s: --policy hub --hub-mode %s; the mode's own values are as good: no flags needed\n"
+        "  batch %d: %.1f tokens/s, p99 %.3f ms\n",
+        v.mode.c_str(), v.mode.c_str(), static_cast<int>(v.plain.batch), v.plain.run.tokens_per_second(),
+        1e3 * P99(v.plain));
+    return;
+  }
   std::printf(
       "best here for %s: --policy hub --hub-mode %s --hub %s\n"
       "  batch %d: %.1f tokens/s, p99 %.3f ms; the mode's own values: %.1f tokens/s, p99 %.3f ms\n",
@@ -133,11 +182,9 @@ absl::StatusOr<std::vector<SweepPoint>> Run(const BenchOffloadOptions& options, 
   std::vector<SweepPoint> points;
   for (const std::int64_t batch : study.batches) {
     for (const std::string& value : sweep.values) {
-      BenchOffloadOptions moved = options;
-      moved.engine.hub_mode = "conservative";
-      moved.engine.hub_set = absl::StrCat(sweep.name, "=", value);
       SweepPoint& p = points.emplace_back(SweepPoint{value, {}});
-      COMOE_ASSIGN_OR_RETURN(p.point, MeasureOffload(moved, study.texts, "hub", study.shares.front(), batch));
+      COMOE_ASSIGN_OR_RETURN(
+          p.point, Measure(options, study, kSweptFrom, absl::StrCat(sweep.name, "=", value), batch));
     }
   }
   return points;
@@ -157,10 +204,7 @@ Plot PlotOf(const Sweep& sweep, const std::vector<SweepPoint>& points) {
       first = p.point.run.tokens_per_second();
       plot.series.push_back({absl::StrCat("batch ", p.point.batch), {}});
     }
-    double value = 0.0;
-    if (absl::SimpleAtod(p.value, &value)) {
-      plot.series.back().points.emplace_back(value, Ratio(p.point.run.tokens_per_second(), first));
-    }
+    plot.series.back().points.emplace_back(Number(p.value), Ratio(p.point.run.tokens_per_second(), first));
   }
   return plot;
 }
@@ -173,7 +217,9 @@ absl::Status SweepOffload(const BenchOffloadOptions& options, const OffloadStudy
   for (const std::string& text : options.sweeps) {
     COMOE_ASSIGN_OR_RETURN(sweeps.emplace_back(), ParseSweep(text));
   }
-  std::string latency, throughput;
+  const Goal goals[] = {{routing::HubMode::kLatency, *smallest, P99},
+                        {routing::HubMode::kThroughput, *largest, SecondsPerToken}};
+  std::string settings[std::size(goals)];
   std::vector<Plot> plots;
   nlohmann::json out = {{"points", nlohmann::json::array()}};
   for (const Sweep& sweep : sweeps) {
@@ -184,22 +230,29 @@ absl::Status SweepOffload(const BenchOffloadOptions& options, const OffloadStudy
     for (const SweepPoint& p : points) {
       out["points"].push_back(ToJson(sweep.name, p));
     }
-    const BestValues best = FindBest(points, *smallest, *largest);
-    absl::StrAppend(&latency, latency.empty() ? "" : ",", sweep.name, "=", best.latency);
-    absl::StrAppend(&throughput, throughput.empty() ? "" : ",", sweep.name, "=", best.throughput);
+    for (std::size_t i = 0; i < std::size(goals); ++i) {
+      COMOE_ASSIGN_OR_RETURN(const std::string value, FindBest(options, study, sweep, points, goals[i]));
+      if (!value.empty()) {
+        absl::StrAppend(&settings[i], settings[i].empty() ? "" : ",", sweep.name, "=", value);
+      }
+    }
     plots.push_back(PlotOf(sweep, points));
   }
-  COMOE_ASSIGN_OR_RETURN(const Verdict for_latency, Judge(options, study, "latency", latency, *smallest));
-  COMOE_ASSIGN_OR_RETURN(const Verdict for_throughput,
-                         Judge(options, study, "throughput", throughput, *largest));
-  if (options.json) {
-    out["latency"] = ToJson(for_latency);
-    out["throughput"] = ToJson(for_throughput);
-    std::printf("%s\n", out.dump(2).c_str());
-  } else {
+  std::vector<Verdict> verdicts;
+  for (std::size_t i = 0; i < std::size(goals); ++i) {
+    COMOE_ASSIGN_OR_RETURN(verdicts.emplace_back(), Judge(options, study, goals[i], settings[i]));
+  }
+  if (!options.json) {
     std::printf("\n");
-    PrintVerdict(for_latency);
-    PrintVerdict(for_throughput);
+  }
+  for (const Verdict& verdict : verdicts) {
+    out[verdict.mode] = ToJson(verdict);
+    if (!options.json) {
+      PrintVerdict(verdict);
+    }
+  }
+  if (options.json) {
+    std::printf("%s\n", out.dump(2).c_str());
   }
   return options.plot.empty() ? absl::OkStatus() : WritePlots(options.plot, plots);
 }

@@ -72,9 +72,15 @@ absl::StatusOr<CheckpointFolder> OpenCheckpoint(const std::string& directory, co
         absl::StrCat("there is no checkpoint folder '", directory,
                      "': --model wants a folder with config.json and safetensors files"));
   }
+  const std::string config_path = directory + "/config.json";
+  if (!IsThere(config_path)) {
+    return absl::NotFoundError(
+        absl::StrCat("'", directory,
+                     "' has no config.json: --model wants a checkpoint folder, with config.json and "
+                     "safetensors files"));
+  }
   CheckpointFolder folder;
   folder.name = path.filename().empty() ? path.parent_path().filename() : path.filename();
-  const std::string config_path = directory + "/config.json";
   COMOE_ASSIGN_OR_RETURN(folder.config_json, base::ReadFile(config_path, kConfigLimitBytes));
   COMOE_ASSIGN_OR_RETURN(folder.config, checkpoint::ParseModelConfig(folder.config_json, config_path));
   const std::string generation_path = directory + "/generation_config.json";

@@ -14,11 +14,29 @@
 namespace comoe::cli {
 namespace {
 
+// A fixture's quota counts here, though this process is not held to it.
+int UsableCores(const device::HostFacts& host) {
+  return host.quota_cores > 0.0 ? std::clamp(static_cast<int>(host.quota_cores), 1, base::UsableCores())
+                                : base::UsableCores();
+}
+
+void JudgeLoad(const device::HostFacts& host, DoctorContext& context) {
+  const int usable = UsableCores(host);
+  const std::string expected = absl::StrCat("at most ", usable, ", the usable cores");
+  if (!host.load.has_value()) {
+    context.Add("host.load", Severity::kNote, "not readable", expected);
+    return;
+  }
+  const bool busy = *host.load > usable;
+  context
+      .Add("host.load", busy ? Severity::kNote : Severity::kOk,
+           absl::StrFormat("%.2f over the last minute; usable cores: %d", *host.load, usable), expected,
+           "rates and times below mean little on a busy machine: run comoe doctor again when it is idle")
+      .values = {{"load", *host.load}, {"usable_cores", usable}};
+}
+
 void JudgeCores(const device::HostFacts& host, DoctorContext& context) {
-  // A fixture's quota counts here, though this process is not held to it.
-  const int usable = host.quota_cores > 0.0
-                         ? std::clamp(static_cast<int>(host.quota_cores), 1, base::UsableCores())
-                         : base::UsableCores();
+  const int usable = UsableCores(host);
   const int threads = context.engine().threads > 0 ? context.engine().threads : usable;
   const bool limited = host.quota_cores > 0.0 && host.quota_cores < host.online_cores;
   Finding& cores = context.Add(
@@ -59,6 +77,7 @@ void JudgeNuma(const device::HostFacts& host, DoctorContext& context) {
 absl::Status ProbeHost(DoctorContext& context) {
   const device::HostFacts host = device::ReadHostFacts(context.files);
   JudgeCores(host, context);
+  JudgeLoad(host, context);
   const std::string kernels = kernels::CpuKernels().name;
   const bool wide = absl::StrContains(kernels, "AVX3");
   const bool narrow = !wide && !absl::StrContains(kernels, "AVX2") && !absl::StrContains(kernels, "SVE") &&

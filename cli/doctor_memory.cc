@@ -1,4 +1,6 @@
 // Probe of the host's memory: its modules, and how fast it is read.
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -65,7 +67,8 @@ void JudgeModules(const device::MemoryModules& modules, DoctorContext& context) 
   if (modules.source.empty()) {
     context.Add("memory.modules", Severity::kNote, "not readable",
                 "clock and channels from SMBIOS (root) or EDAC",
-                "run comoe doctor as root once: sudo comoe doctor");
+                ::geteuid() == 0 ? "none: the machine hides it, even from root (a virtual machine?)"
+                                 : "run comoe doctor as root once: sudo comoe doctor");
     return;
   }
   const bool slow =

@@ -18,14 +18,14 @@ constexpr std::array<absl::string_view, 6> kBindingNames = {"unknown",    "capac
                                                             "scheduling", "compute",  "host memory"};
 
 constexpr absl::string_view kIds[] = {
-    "gpu.present",         "link.width",     "link.speed",     "link.pinned",
-    "link.rate",           "link.pageable",  "link.blob_rate", "overlap.streams",
-    "host.cores",          "host.kernels",   "host.governor",  "host.huge_pages",
-    "host.swap",           "host.numa",      "memory.modules", "memory.channels",
-    "memory.read_rate",    "plan.sum",       "plan.fits",      "plan.device",
-    "plan.memlock",        "tiers.slots",    "tiers.cache",    "tiers.pinned",
-    "tiers.fragmentation", "run.steps",      "run.copies",     "run.pageable_source",
-    "overlap.run",         "predictor.cost", "binding"};
+    "gpu.present",         "link.width",          "link.speed",     "link.pinned",
+    "link.rate",           "link.pageable",       "link.blob_rate", "overlap.streams",
+    "host.cores",          "host.load",           "host.kernels",   "host.governor",
+    "host.huge_pages",     "host.swap",           "host.numa",      "memory.modules",
+    "memory.channels",     "memory.read_rate",    "plan.sum",       "plan.fits",
+    "plan.device",         "plan.memlock",        "tiers.slots",    "tiers.cache",
+    "tiers.pinned",        "tiers.fragmentation", "run.steps",      "run.copies",
+    "run.pageable_source", "overlap.run",         "predictor.cost", "binding"};
 
 // Words of `text` in lines of at most `width` characters.
 std::vector<std::string> Wrap(const std::string& text, std::size_t width) {

@@ -345,14 +345,10 @@ absl::Status CheckEngineOptions(const EngineOptions& options) {
     COMOE_RETURN_IF_ERROR(CheckOutputPath("--timeline", options.timeline));
   }
   if (options.device == "cpu") {
-    if (!options.hub_set.empty() || !options.hub_state.empty()) {
-      base::Log(base::LogLevel::kWarning, "engine",
-                "--hub and --hub-state are not used: on the cpu every expert is computed where it lies");
-    }
     if (options.policy != "resident" && !options.policy.empty()) {
       return absl::UnimplementedError(
           absl::StrCat("--policy ", options.policy,
-                       " needs a device apart from the host (--device emulated); on the "
+                       " needs a device apart from the host (--device cuda or emulated); on the "
                        "cpu device every expert is computed where it lies: use resident"));
     }
     std::vector<std::string> of_tiers;
@@ -413,6 +409,7 @@ void AddEngineFlags(CLI::App& app, EngineOptions& options) {
   app.parse_complete_callback([&app, &options] {
     NoteGivenFlags(app, options);
     ChooseDevice(options);
+    WarnOfIdleFlags(options);
   });
   app.add_option("--cuda-device", options.cuda_device, "which NVIDIA card")
       ->check(CLI::NonNegativeNumber)

@@ -69,6 +69,7 @@ struct EngineOptions {
 
   // Not flags themselves. Flags on the command line that not every device or policy has (given_flags.h).
   std::vector<std::string> given;
+  std::vector<std::string> given_for_card;  // of them, those that are idle where --device auto finds no card
   // Hears every layer's routing on the engine thread.
   std::function<void(const api::RoutingObservation&)> routing_observer;
   // Puts a director around the policy's, which decides: for recording.

@@ -5,6 +5,8 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/log.h"
 
 namespace comoe::cli {
 namespace {
@@ -38,10 +40,20 @@ void NoteGivenFlags(const CLI::App& app, EngineOptions& options) {
     const CLI::Option* option = app.get_option_no_throw(special.flag);
     const bool may_be = open && (special.device == std::string("cuda") ||
                                  (special.policy == std::string("hub") && options.policy.empty()));
-    if (option != nullptr && option->count() > 0 && !may_be) {
-      options.given.push_back(special.flag);
+    if (option != nullptr && option->count() > 0) {
+      (may_be ? options.given_for_card : options.given).push_back(special.flag);
     }
   }
+}
+
+void WarnOfIdleFlags(const EngineOptions& options) {
+  if (options.device != "cpu" || options.given_for_card.empty()) {
+    return;
+  }
+  base::Logf(base::LogLevel::kWarning, "engine", "%s %s no effect: the device is the cpu%s",
+             absl::StrJoin(options.given_for_card, " and "),
+             options.given_for_card.size() == 1 ? "has" : "have",
+             options.device_reason.empty() ? "" : absl::StrCat(" (", options.device_reason, ")"));
 }
 
 absl::Status CheckGivenFlags(const EngineOptions& options) {

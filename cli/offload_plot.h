@@ -26,11 +26,12 @@ struct Plot {
   std::vector<std::pair<double, std::string>> marks = {};  // of the x axis: upright lines with a word each
 };
 
-// Whether --plot can be written to `path`, or is empty: known before anything is measured.
+// Whether --plot can be drawn to `path`, or is empty: known before anything is measured. FAILED_PRECONDITION:
+// there is no gnuplot.
 absl::Status CheckPlotPath(const std::string& path);
 
-// Writes FILE.svg or FILE.png, several plots one above the other, and FILE.gp beside it, which draws it
-// again. Without gnuplot only the script is written: NOT_FOUND says so.
+// Draws FILE.svg or FILE.png, several plots one above the other. Where gnuplot fails or is gone, an error
+// names the script that is left beside it.
 absl::Status WritePlots(const std::string& path, const std::vector<Plot>& plots);
 
 }  // namespace comoe::cli

@@ -31,7 +31,6 @@ study() {
     "$first":* | *:"ablation-$m") set -- "$@" --plot "$out/$name.svg" ;;
   esac
   "$comoe" "$@" --quiet > "$tables/$name.txt"
-  rm -f "$out/$name.svg.gp"
 }
 
 first=$1

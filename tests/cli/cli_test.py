@@ -114,13 +114,16 @@ class Errors(unittest.TestCase):
     def test_one_clear_line(self):
         self.check(["generate", "--model", "/nowhere", "--prompt", "x"], "/nowhere", "config.json")
         self.check(["generate", "--prompt", "x"], "--model")
+        self.check(["generate", "--prompt", "x", "--model", os.path.join(ROOT, "docs")], "has no config.json",
+                   "--model wants")
         self.check(["generate", "--model", DEMO, "--prompt", ""], "prompt")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--max-tokens", "0"], "--max-tokens")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--temperature", "nan"], "temperature")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--top-p", "0"], "top_p")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--device", "cuda", "--cuda-plugin",
                     "/nowhere/libcomoe_cuda.so"], "the CUDA plugin cannot be loaded", "/nowhere/libcomoe_cuda.so")
-        self.check(["generate", "--model", DEMO, "--prompt", "x", "--policy", "lru"], "lru", "resident")
+        self.check(["generate", "--model", DEMO, "--prompt", "x", "--policy", "lru"], "lru", "resident",
+                   "--device cuda or emulated")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--expert-cache-fraction", "0.5"], "tiers")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--kv-bytes", "lots"], "lots", "GiB")
         self.check(["generate", "--model", DEMO, "--prompt", "x", "--kv-bytes", "10"], "--kv-bytes")
@@ -156,6 +159,10 @@ class Errors(unittest.TestCase):
         # What --device auto may find decides.
         got = run(*generate, "--cuda-plugin", "/nowhere/libcomoe_cuda.so", "--nvtx", "--hub-mode", "throughput")
         self.assertEqual(got.returncode, 0, got.stderr)
+        lines = got.stderr.decode().splitlines()
+        self.assertEqual(len(lines), 1, lines)
+        self.assertRegex(lines[0], r" W engine: --nvtx and --cuda-plugin and --hub-mode have no effect: the device is "
+                                   r"the cpu \(.*/nowhere/libcomoe_cuda.so")
         got = run(*generate, "--device", "emulated", "--hub-mode", "throughput", "--emulated", "pcie3x16", "--quiet")
         self.assertEqual(got.returncode, 0, got.stderr)
 

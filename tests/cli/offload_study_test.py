@@ -2,17 +2,21 @@
 """The studies of comoe bench offload: --ablation and --sweep, as a person runs them."""
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 COMOE = ""
 DEMO = os.path.join(os.environ["COMOE_SOURCE_DIR"], "models", "moe-32x4-demo")
 
 
-def run(*arguments):
+def run(*arguments, **env):
     return subprocess.run([COMOE, "bench", "offload", "--model", DEMO, "--warmup", "0", "--copy-computes", "4",
-                           "--quiet", *arguments], capture_output=True, timeout=600, check=False)
+                           "--quiet", *arguments], capture_output=True, timeout=600, check=False,
+                          env={**os.environ, **env})
 
 
 class OffloadStudy(unittest.TestCase):
@@ -42,17 +46,47 @@ class OffloadStudy(unittest.TestCase):
             self.assertGreater(rows[system, "+ overlap"]["factor"], 1.0)
 
     def test_a_sweep_says_which_flags_are_best_for_either_mode(self):
-        got = run("--sweep", "look_ahead=0,1", "--batch", "1,2", "--steps", "20")
+        sweep = ("--sweep", "look_ahead=0,1", "--batch", "1,2", "--steps", "20")
+        got = run(*sweep)
         self.assertEqual(got.returncode, 0, got.stderr)
-        for mode in ("latency", "throughput"):
-            self.assertIn(f"--hub-mode {mode} --hub look_ahead=", got.stdout.decode())
+        self.assertIn("--hub-mode latency --hub look_ahead=1\n", got.stdout.decode())
+        # 1 is that mode's own.
+        self.assertIn("--hub-mode throughput; the mode's own values are as good: no flags needed", got.stdout.decode())
         self.assertEqual(got.stdout.decode().count("the mode's own values"), 2)
+        out = self.good_json(*sweep)
+        self.assertEqual((out["latency"]["hub"], out["throughput"]["hub"]), ("look_ahead=1", ""))
+        self.assertLess(out["latency"]["tuned"]["inter_token_p99_seconds"],
+                        out["latency"]["mode_alone"]["inter_token_p99_seconds"] / 1.001)
+        self.assertEqual(out["throughput"]["tuned"], out["throughput"]["mode_alone"])
         for bad, text in ((("--sweep", "look_ahead=many"), "is no number"), (("--sweep", "lookahead=1"), "lookahead"),
                           (("--sweep", "look_ahead=1", "--ablation"), "give one of them")):
             got = run(*bad)
             self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1))
             self.assertIn(text, got.stderr.decode())
 
+    def test_values_that_change_nothing_are_not_recommended(self):
+        got = run("--sweep", "top_k_multiple=2,2.0", "--sweep", "token_table_bytes=16777216", "--batch", "1",
+                  "--steps", "5")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertEqual(got.stdout.decode().count("as good: no flags needed"), 2, got.stdout.decode())
+        self.assertNotIn("--hub ", got.stdout.decode())
+
+    def test_a_plot_is_drawn_or_known_to_be_impossible(self):
+        with tempfile.TemporaryDirectory() as folder:
+            plot = os.path.join(folder, "x.svg")
+            begin = time.monotonic()
+            got = run("--plot", plot, "--steps", "100000", PATH=folder)
+            self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1), got.stderr)
+            self.assertIn("apt-get install gnuplot-nox", got.stderr.decode())
+            self.assertLess(time.monotonic() - begin, 20)
+            self.assertEqual(os.listdir(folder), [])
+            if shutil.which("gnuplot") is None:
+                self.skipTest("no gnuplot: what it draws is not looked at")
+            # All of one height, and at one place.
+            got = run("--sweep", "top_k_multiple=2", "--batch", "1", "--steps", "2", "--plot", plot)
+            self.assertEqual((got.returncode, got.stderr), (0, b""))
+            self.assertEqual(os.listdir(folder), ["x.svg"])
+            self.assertGreater(os.path.getsize(plot), 1000)
 
     def test_points_with_and_without_the_host_lane(self):
         out = self.good_json("--policies", "naive,hub", "--host-lanes", "off,on", "--batch", "2,4", "--steps", "20")
@@ -75,12 +109,19 @@ class OffloadStudy(unittest.TestCase):
                           (("--policies", "naive,lru", "--hub", "window=50"), "--hub needs --policy hub"),
                           (("--sweep", "look_ahead=0,1", "--hub", "window=50"), "--hub"),
                           (("--policy", "hub"), "--policies"), (("--nvtx",), "--nvtx needs --device cuda"),
+                          (("--policies", "lru,random"), "naive-pageable, static"),
                           (("--device", "cuda"), "--copy-computes needs --device emulated"),
                           (("--plot", "x.pdf"), "FILE.svg"), (("--plot", "/nowhere/x.svg"), "/nowhere"),
                           (("--timeline", "/nowhere/t.json", "--policies", "lru"), "/nowhere cannot be written")):
             got = run(*bad)
             self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1), (bad, got.stderr))
             self.assertIn(text, got.stderr.decode())
+        for device in ("cpu", "auto"):
+            if device == "cpu" or not os.path.exists("/dev/nvidiactl"):
+                got = run("--device", device)
+                self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1), got.stderr)
+                self.assertIn("--policies are compared where experts move", got.stderr.decode())
+                self.assertIn("give --device emulated", got.stderr.decode())
         got = run("--policies", "lru,hub", "--hub", "window=50", "--batch", "1", "--steps", "2")
         self.assertEqual(got.returncode, 0, got.stderr)
 

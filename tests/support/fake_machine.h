@@ -29,6 +29,7 @@ class FakeMachine {
     Write("/proc/self/cgroup", "0::/\n");
     Write("/proc/self/limits", "Max locked memory         unlimited            unlimited            bytes\n");
     Write("/proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n");
+    Write("/proc/loadavg", "0.10 0.20 0.30 1/100 1000\n");
     Write("/proc/driver/nvidia/version", "NVRM version: some\n");
     Write(absl::StrCat("/proc/driver/nvidia/gpus/", kCard, "/information"),
           "Model: \t\t Some Card\nIRQ: 1\n");

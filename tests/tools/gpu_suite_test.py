@@ -30,6 +30,7 @@ class Suite(unittest.TestCase):
         self.dir = os.path.join(self.folder.name, "dir")
         self.out = os.path.join(self.folder.name, "out")
         os.makedirs(os.path.join(self.dir, "bin"))
+        self.program("comoe", "", code=1)
 
     def program(self, name, text, code=0, before=""):
         path = os.path.join(self.dir, "bin", name)
@@ -37,10 +38,13 @@ class Suite(unittest.TestCase):
             file.write(f"#!/bin/sh\n{before}\ncat <<'END'\n{text}\nEND\nexit {code}\n")
         os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
 
-    def start(self, *parts, **env):
-        return subprocess.run(["sh", os.path.join(ROOT, "tools", "gpu", "suite.sh"), self.dir, self.out, *parts],
+    def script(self, name, *arguments, **env):
+        return subprocess.run(["sh", os.path.join(ROOT, "tools", "gpu", name), *arguments],
                               env={**os.environ, "COMMIT": "abc", "PYTHONDONTWRITEBYTECODE": "1", **env}, cwd=ROOT,
                               capture_output=True, text=True, timeout=50, check=False)
+
+    def start(self, *parts, **env):
+        return self.script("suite.sh", self.dir, self.out, *parts, **env)
 
     def run_suite(self, *parts, **env):
         run = self.start(*parts, **env)
@@ -97,6 +101,21 @@ class Suite(unittest.TestCase):
         run = self.start("nonsense")
         self.assertEqual(run.returncode, 2)
         self.assertIn("no such part: nonsense", run.stdout)
+
+    def test_arguments_that_cannot_be_are_refused_at_once(self):
+        usages = {"suite.sh": "All that needs a GPU", "step_watch.sh": "Shows that a step"}
+        for name, usage in usages.items():
+            for arguments in ((), (self.dir,), ("--help",), ("--biuld", self.dir), (self.dir, "-x")):
+                run = self.script(name, *arguments)
+                self.assertEqual((run.returncode, run.stdout.startswith(usage)), (2, True), (arguments, run))
+            empty = os.path.join(self.folder.name, "empty")
+            run = self.script(name, empty, self.out)
+            self.assertEqual((run.returncode, run.stdout, run.stderr.count("\n")), (2, "", 1), run)
+            self.assertIn(f"{empty} has no bin/comoe: suite.sh --build {empty} makes it", run.stderr)
+            self.assertFalse(os.path.exists(self.out))
+        for arguments in (("--build",), ("--build", "--fast")):
+            run = self.script("suite.sh", *arguments)
+            self.assertEqual((run.returncode, run.stdout.startswith(usages["suite.sh"])), (2, True), (arguments, run))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,23 @@
 # Runs from the repository's root. COMOE_CUPTI may name libcupti.so. Exits 1 when a step does what it must not, and when
 # nothing could be counted.
 set -u
+usage() {
+  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"
+  exit 2
+}
+[ $# -eq 2 ] || usage
+for argument; do
+  case $argument in
+    "" | -*) usage ;;
+  esac
+done
 dir=$1
 out=$2
 here=$(dirname "$0")
+if [ ! -x "$dir/bin/comoe" ]; then
+  echo "step_watch.sh: $dir has no bin/comoe: suite.sh --build $dir makes it" >&2
+  exit 2
+fi
 mkdir -p "$out"
 rm -f "$out"/step_watch-*.json
 . "$here/cublas.sh"

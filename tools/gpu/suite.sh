@@ -12,7 +12,14 @@
 set -eu
 here=$(dirname "$0")
 programs="cuda_device_check cuda_kernels_check cuda_kernels_bench cuda_tokens_check"
+usage() {
+  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"
+  exit 2
+}
 if [ "${1:-}" = --build ]; then
+  case ${2:-} in
+    "" | -*) usage ;;
+  esac
   dir=$2
   build=build/gpu-suite
   cmake --preset portable -B "$build" -DBUILD_TESTING=ON ${ARCHS:+"-DCMAKE_CUDA_ARCHITECTURES=$ARCHS"}
@@ -28,8 +35,14 @@ if [ "${1:-}" = --build ]; then
   find "$build/tests" -name libcomoe_step_watch.so -exec cp {} "$dir/lib/" \;
   exit
 fi
-if [ $# -lt 2 ]; then
-  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"
+[ $# -ge 2 ] || usage
+for argument; do
+  case $argument in
+    "" | -*) usage ;;
+  esac
+done
+if [ ! -x "$1/bin/comoe" ]; then
+  echo "suite.sh: $1 has no bin/comoe: suite.sh --build $1 makes it" >&2
   exit 2
 fi
 . "$here/cublas.sh"

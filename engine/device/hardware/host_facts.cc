@@ -93,6 +93,11 @@ HostFacts ReadHostFacts(const SystemFiles& files) {
   facts.huge_pages = Chosen(files.Read("/sys/kernel/mm/transparent_hugepage/enabled"));
   ReadMemlock(files, facts);
   ReadSwap(files, facts);
+  const std::string load = files.Read("/proc/loadavg");
+  double last_minute = 0.0;
+  if (absl::SimpleAtod(absl::string_view(load).substr(0, load.find(' ')), &last_minute)) {
+    facts.load = last_minute;
+  }
   facts.numa_nodes = std::max(1, CountList(files.Read("/sys/devices/system/node/has_memory")));
   return facts;
 }

@@ -19,7 +19,8 @@ struct HostFacts {
   bool memlock_readable = false;
   std::uint64_t swap_bytes = 0;
   std::uint64_t swap_used_bytes = 0;
-  int numa_nodes = 1;  // with memory
+  int numa_nodes = 1;          // with memory
+  std::optional<double> load;  // threads that ran or wanted to, on average over the last minute
 };
 
 HostFacts ReadHostFacts(const SystemFiles& files);
