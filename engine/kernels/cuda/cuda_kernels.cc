@@ -188,22 +188,6 @@ absl::Status MatMulCuda(const MatMulArgs& args, device::Stream& stream) {
   return launcher.Launch(&CudaLaunchTable::matmul, launch, "matmul");
 }
 
-absl::Status RopeCuda(const RopeArgs& args, device::Stream& stream) {
-  COMOE_ASSIGN_OR_RETURN(const Launcher launcher, Launcher::Make(stream));
-  CudaHeadsArgs launch;
-  launch.x = Data(args.x);
-  launch.x_stride = args.x.row_stride;
-  launch.rows = args.x.rows;
-  launch.heads = args.heads;
-  launch.first_heads = args.heads;
-  launch.head_dim = args.x.cols / args.heads;
-  launch.cos = Data(args.cos);
-  launch.cos_stride = args.cos.row_stride;
-  launch.sin = Data(args.sin);
-  launch.sin_stride = args.sin.row_stride;
-  return launcher.Launch(&CudaLaunchTable::heads, launch, "rope");
-}
-
 absl::Status HeadsCuda(const HeadsArgs& args, device::Stream& stream) {
   COMOE_ASSIGN_OR_RETURN(const Launcher launcher, Launcher::Make(stream));
   CudaHeadsArgs launch;
@@ -221,6 +205,15 @@ absl::Status HeadsCuda(const HeadsArgs& args, device::Stream& stream) {
   launch.sin = Data(args.sin);
   launch.sin_stride = args.sin.row_stride;
   return launcher.Launch(&CudaLaunchTable::heads, launch, "heads");
+}
+
+absl::Status RopeCuda(const RopeArgs& args, device::Stream& stream) {
+  HeadsArgs heads;
+  heads.x = args.x;
+  heads.heads = args.heads;
+  heads.cos = args.cos;
+  heads.sin = args.sin;
+  return HeadsCuda(heads, stream);
 }
 
 bool AnyRows(const SequenceRows& /*sequence*/) { return true; }
