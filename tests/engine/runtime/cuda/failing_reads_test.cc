@@ -1,6 +1,7 @@
 // Experts that lie in a file, on a CUDA device (the fake plugin): what a step says when the file fails it.
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -96,7 +97,7 @@ class ExpertFile {
 };
 
 // Whatever is read too late for anybody to wait for it: the step says so, and none says that all went well
-// with wrong numbers. The next try, with the file whole again, gives the CPU's bits.
+// with wrong numbers. Soon after, with the file whole again, a step gives the CPU's bits.
 TEST(CudaFailingReads, NoStepSucceedsWithWrongNumbers) {
   std::vector<std::vector<float>> want;
   {
@@ -108,6 +109,7 @@ TEST(CudaFailingReads, NoStepSucceedsWithWrongNumbers) {
     }
   }
   const std::string path = absl::StrCat(::testing::TempDir(), "/failing_reads_", ::getpid(), ".bin");
+  int failed = 0;
   for (const char* policy : {"naive", "lru", "simple", "hub"}) {
     for (const char* lane : {"off", "on"}) {
       SCOPED_TRACE(absl::StrCat(policy, ", host lane ", lane));
@@ -123,7 +125,6 @@ TEST(CudaFailingReads, NoStepSucceedsWithWrongNumbers) {
       ASSERT_TRUE(loaded.ok()) << loaded.status();
       const ExpertFile file(path);
       Sequence sequence((*loaded)->engine());
-      int failed = 0;
       for (int i = 0; i <= kSteps; ++i) {
         const bool breaks = i % 3 == 2;
         if (breaks) {
@@ -133,18 +134,20 @@ TEST(CudaFailingReads, NoStepSucceedsWithWrongNumbers) {
         if (breaks) {
           file.Mend();
         }
-        if (!logits.ok()) {
-          EXPECT_TRUE(breaks) << logits.status();
+        // A guess that met the broken file may still be on its way when the next step needs it.
+        EXPECT_TRUE(logits.ok() || breaks || i % 3 == 0) << logits.status();
+        for (int tries = 0; !logits.ok() && tries < 3; ++tries) {
           ++failed;
           logits = sequence.Step();
         }
         ASSERT_TRUE(logits.ok()) << logits.status();
         EXPECT_EQ(*logits, want[static_cast<std::size_t>(i)]) << "step " << i;
       }
-      EXPECT_GT(failed, 0);  // else this shows nothing
       EXPECT_TRUE((*loaded)->engine().health().ok());
     }
   }
+  std::printf("failed steps: %d\n", failed);
+  EXPECT_GT(failed, 8);  // of 64 chances; else this shows little
   std::filesystem::remove(path);
 }
 
