@@ -42,10 +42,14 @@ void EngineWatch::Run() {
     // An idle engine thread sleeps; it has nothing to hang in.
     if ((load.running > 0 && age > timeout_) != silent) {
       silent = !silent;
-      base::Logf(silent ? base::LogLevel::kError : base::LogLevel::kInfo, "server",
-                 silent ? "the engine has made no progress for %s: NOT_SERVING until it does"
-                        : "the engine goes on (its heartbeat is %s old)",
-                 absl::FormatDuration(age));
+      if (silent) {
+        base::Logf(base::LogLevel::kError, "server",
+                   "the engine has made no progress for %s: NOT_SERVING until it does",
+                   absl::FormatDuration(age));
+      } else {
+        base::Logf(base::LogLevel::kInfo, "server", "the engine goes on (its heartbeat is %s old)",
+                   absl::FormatDuration(age));
+      }
       on_change_(silent);
     }
   }
