@@ -107,7 +107,7 @@ def experts(suite, part):
                           "naive,static,lru,simple,hub", "--host-lanes", "off,on", "--steps", timed, "--warmup", warmup)
     # Pageable copies are slow, and naive's steps all alike: a few tell.
     points += offload(suite, part, "experts-pageable", 150, *common, "--batch", ",".join(map(str, batches)),
-                      "--policies", "naive-pageable", "--steps", "4", "--warmup", "1")
+                      "--policies", "naive-pageable", "--host-lanes", "off,on", "--steps", "4", "--warmup", "1")
     naive = {}
     for point in points:
         numbers = short(point)
