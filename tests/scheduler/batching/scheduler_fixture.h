@@ -72,6 +72,23 @@ class SchedulerTest : public ::testing::Test {
     return observer;
   }
 
+  // All of them before the scheduler looks again: they start in one step, so that none finds in memory what
+  // another computed, whenever the engine's thread happens to wake.
+  std::vector<std::shared_ptr<testing::RecordingObserver>> SubmitTogether(std::vector<Request> requests) {
+    std::vector<std::shared_ptr<testing::RecordingObserver>> observers;
+    std::vector<Submission> submissions;
+    for (Request& request : requests) {
+      observers.push_back(std::make_shared<testing::RecordingObserver>());
+      submissions.push_back({std::move(request), observers.back()});
+    }
+    const absl::Status status = scheduler_->SubmitAll(std::move(submissions));
+    EXPECT_TRUE(status.ok()) << status;
+    if (status.ok()) {
+      observers_.insert(observers_.end(), observers.begin(), observers.end());
+    }
+    return observers;
+  }
+
   absl::Status Refusal(Request request) {
     return scheduler_->Submit(std::move(request), std::make_shared<testing::RecordingObserver>());
   }

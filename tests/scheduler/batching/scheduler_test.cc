@@ -135,16 +135,13 @@ TEST_F(SchedulerTest, WhoCameLastLosesItsMemoryAndGetsTheSameTokens) {
   SchedulerOptions options;
   options.max_sequences = 2;
   Start({}, options);  // 16 blocks of 4
-  engine_->Hold();
   const Request request = MakeRequest("second", 20, 34);
-  const auto first = Submit(MakeRequest("first", 20, 34));
-  const auto second = Submit(request);
-  engine_->Release();
-  EXPECT_EQ(first->WaitFinished().timing.preemptions, 0);
-  const RequestOutcome outcome = second->WaitFinished();
+  const auto both = SubmitTogether({MakeRequest("first", 20, 34), request});
+  EXPECT_EQ(both[0]->WaitFinished().timing.preemptions, 0);
+  const RequestOutcome outcome = both[1]->WaitFinished();
   EXPECT_EQ(outcome.reason, FinishReason::kMaxTokens);
   EXPECT_GE(outcome.timing.preemptions, 1);
-  EXPECT_EQ(second->tokens(), Expected(request, 34));
+  EXPECT_EQ(both[1]->tokens(), Expected(request, 34));
   EXPECT_EQ(metrics_.Value("preemptions_total{kind=\"recompute\"}"),
             static_cast<double>(outcome.timing.preemptions));
   EXPECT_GT(metrics_.Value("tokens_discarded_total{reason=\"preempt_recompute\"}"), 0);
@@ -175,12 +172,13 @@ TEST_F(SchedulerTest, ADrainLetsAPreemptedRequestFinish) {
   options.max_sequences = 2;
   Start({}, options);
   engine_->Hold();
-  Submit(MakeRequest("first", 20, 34));
   const Request request = MakeRequest("second", 20, 34);
-  const auto second = Submit(request);
+  const auto second = SubmitTogether({MakeRequest("first", 20, 34), request})[1];
   ASSERT_TRUE(engine_->WaitHeld());
   engine_->Permit(20);  // the second one waits without its memory
+  const absl::Time give_up = absl::Now() + absl::Minutes(1);
   while (metrics_.Value("preemptions_total{kind=\"recompute\"}") == 0) {
+    ASSERT_LT(absl::Now(), give_up) << "nobody lost its memory in 20 steps";
     engine_->WaitHeld(absl::Milliseconds(1));
   }
   scheduler_->BeginDrain();
@@ -468,8 +466,8 @@ TEST_F(SchedulerTest, AFailingStepEndsItsRequestsAndTheThreadGoesOn) {
   EXPECT_EQ(good->tokens(), Expected(next, 4)) << "rubbish of the failed step is overwritten";
 }
 
-// A device that is lost: every request ends with the reason, now and later, and whoever can end the process is told
-// once.
+// A device that is lost: every request ends with the reason, now and later, and whoever can end the process
+// is told once.
 TEST_F(SchedulerTest, ALostDeviceEndsEveryRequestAndIsTold) {
   SchedulerOptions options;
   std::atomic<int> told{0};
