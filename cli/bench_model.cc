@@ -12,6 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "cli/bench.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/engine_bundle.h"
+#include "cli/engine_memory.h"
 #include "cli/engine_options.h"
 #include "cli/offline.h"
 #include "cli/progress.h"

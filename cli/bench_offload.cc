@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/bench.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_keep.h"
 #include "cli/finite.h"
 #include "cli/given_flags.h"

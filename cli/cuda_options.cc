@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "cli/offload_options.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/thread_pool.h"
 #include "engine/device/cuda/cuda_loader.h"
@@ -49,18 +48,6 @@ absl::StatusOr<const kernels::KernelTable*> CudaKernelsFor(const EngineOptions& 
   }
   return &kernels::CudaKernels(options.activations == "bf16" ? kernels::CudaPrecision::kBf16
                                                              : kernels::CudaPrecision::kExact);
-}
-
-base::HostMemory ReadDeviceMemory(const device::Device& device) {
-  const device::MemoryInfo info = device.memory(device::MemoryKind::kDevice);
-  return {info.total_bytes, info.free_bytes, "device memory"};
-}
-
-absl::StatusOr<std::uint64_t> DeviceBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan) {
-  COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
-  // One more slot stands in for a staging slot that is lost.
-  const auto slots = static_cast<std::uint64_t>(budget.device_slots + budget.device_staging_slots + 1);
-  return plan.resident_bytes + slots * plan.expert_bytes;
 }
 
 }  // namespace comoe::cli

@@ -1,14 +1,11 @@
-// From flags to a CUDA device: whether there is one, and whether a model fits on it.
+// From flags to a CUDA device: whether there is one, and what runs on it.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/engine_options.h"
-#include "engine/base/host.h"
-#include "engine/checkpoint/memory_plan.h"
 #include "engine/device/cuda/cuda_device.h"
 #include "engine/device/device.h"
 #include "engine/kernels/kernel_table.h"
@@ -27,11 +24,5 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptio
 // The kernels for --activations. UNAVAILABLE: the plugin was built without.
 absl::StatusOr<const kernels::KernelTable*> CudaKernelsFor(const EngineOptions& options,
                                                            const device::Device& device);
-
-// The device's memory, as ReadHostMemory tells of the host's.
-base::HostMemory ReadDeviceMemory(const device::Device& device);
-
-// What weights and experts take on the device.
-absl::StatusOr<std::uint64_t> DeviceBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan);
 
 }  // namespace comoe::cli

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/cuda_options.h"
 #include "cli/doctor_probes.h"
+#include "cli/engine_memory.h"
 #include "cli/given_flags.h"
 #include "cli/hardware_lines.h"
 #include "cli/offload_options.h"

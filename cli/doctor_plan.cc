@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/cuda_options.h"
 #include "cli/doctor_probes.h"
+#include "cli/engine_memory.h"
 #include "cli/offload_options.h"
 #include "engine/base/bytes.h"
 #include "engine/base/status_macros.h"

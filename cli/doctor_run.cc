@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/doctor_probes.h"
+#include "cli/engine_bundle.h"
 #include "cli/offload_options.h"
 #include "cli/routing_trace.h"
 #include "engine/base/rng.h"

@@ -1,5 +1,4 @@
-// The flags that choose a model, a device and their memory, shared by every subcommand that runs one, and the
-// object graph built from them.
+// The flags that choose a model, a device and their memory, shared by every subcommand that runs one.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +10,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "engine/api/engine.h"
 #include "engine/api/expert_director.h"
-#include "engine/api/step_costs.h"
-#include "engine/base/host.h"
 #include "engine/base/metrics_sink.h"
-#include "engine/checkpoint/memory_plan.h"
-#include "engine/checkpoint/model_config.h"
 #include "engine/device/device.h"
 #include "engine/device/emulated/emulated_device.h"
 #include "engine/kernels/kernel_table.h"
-#include "engine/tensor/dtype.h"
-#include "engine/tokenizer/tokenizer.h"
 #include "scheduler/routing/tier_shape.h"
 
 namespace CLI {
@@ -94,53 +86,14 @@ struct EngineOptions {
   const kernels::KernelTable* device_kernels = nullptr;
 };
 
-// --model --device --policy --threads --kv-bytes --kv-dtype --expert-cache-fraction | --expert-cache-bytes
-// --pinned-bytes --host-lane --widen --kernels --max-batch-tokens --max-sequences --quiet
 void AddEngineFlags(CLI::App& app, EngineOptions& options);
-// --tiers --expert-file --hot-trace --emulated --emulated-clock --timeline --timeline-steps
 // Of these, --kv-bytes and --kv-dtype.
 void AddKvFlags(CLI::App& app, EngineOptions& options);
-
-absl::StatusOr<tensor::DType> KvDType(const EngineOptions& options);
-// What `config` takes with weights of `dtype` and the options' KV.
-absl::StatusOr<checkpoint::MemoryPlan> PlanMemory(const EngineOptions& options,
-                                                  const checkpoint::ModelConfig& config, tensor::DType dtype);
 
 // UNIMPLEMENTED or INVALID_ARGUMENT for flags that cannot be, before anything is loaded.
 absl::Status CheckEngineOptions(const EngineOptions& options);
 
-// --kv-bytes, or by default one whole context for each sequence, but at most half of what the weights leave.
-absl::StatusOr<std::uint64_t> KvBytes(const EngineOptions& options, const checkpoint::ModelConfig& config,
-                                      const checkpoint::MemoryPlan& plan, const base::HostMemory& host);
-
 // --policy, or the default of the device.
 std::string PolicyOf(const EngineOptions& options);
-
-// What of the host's memory may be planned for: the rest is the system's.
-std::uint64_t UsableBytes(const base::HostMemory& host);
-
-// Host memory for weights: all of them once, and on an emulated device its slots and staging too. With a
-// packed file experts take what is page-locked.
-absl::StatusOr<std::uint64_t> HostBytes(const EngineOptions& options, const checkpoint::MemoryPlan& plan);
-
-// A loaded model, ready to step, and all it needs. Destroyed as a whole.
-class EngineBundle {
- public:
-  virtual ~EngineBundle() = default;
-  virtual api::Engine& engine() = 0;
-  // nullptr when the folder has no tokenizer.json.
-  virtual const tokenizer::Tokenizer* tokenizer() const = 0;
-  virtual absl::string_view device_description() const = 0;
-  // A line for each tier of experts; "" where there are none.
-  virtual std::string tiers_description() const = 0;
-  // What the hub knows for the composer; nullptr under other policies. Lives as long as the bundle.
-  virtual const api::StepCosts* step_costs() const = 0;
-  // Writes --hub-state, if there is one, whole or not at all. When no step runs any more.
-  virtual absl::Status SaveHubState() const = 0;
-  virtual double load_seconds() const = 0;
-};
-
-// Checks memory before it loads, and shows progress on stderr. Errors say what, where and what to do.
-absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& options);
 
 }  // namespace comoe::cli

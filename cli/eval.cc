@@ -4,6 +4,7 @@
 
 #include "CLI/CLI.hpp"
 #include "cli/command.h"
+#include "cli/engine_bundle.h"
 #include "cli/json_file.h"
 #include "cli/offline.h"
 #include "cli/verify.h"

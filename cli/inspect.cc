@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/checkpoint_folder.h"
 #include "cli/command.h"
+#include "cli/engine_memory.h"
 #include "cli/engine_options.h"
 #include "engine/base/bytes.h"
 #include "engine/base/host.h"

@@ -1,4 +1,4 @@
-// From flags to a device with tiers of experts and a policy: what engine_options.cc needs on devices apart
+// From flags to a device with tiers of experts and a policy: what engine_bundle.cc needs on devices apart
 // from the host.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/engine_options.h"
+#include "engine/api/engine.h"
 #include "engine/device/device.h"
 #include "scheduler/routing/policy.h"
 #include "scheduler/routing/tier_shape.h"

@@ -26,6 +26,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/command.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/grpc_log.h"
 #include "cli/hardware_lines.h"

@@ -7,6 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/progress.h"
 #include "cli/routing_trace.h"

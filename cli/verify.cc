@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/checkpoint_folder.h"
 #include "cli/command.h"
+#include "cli/engine_bundle.h"
 #include "cli/json_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/tokenizer/verify_golden.h"

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/routing_trace.h"
 #include "gtest/gtest.h"

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/offline.h"
 #include "engine/base/rng.h"

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/offline.h"
 #include "engine/base/rng.h"

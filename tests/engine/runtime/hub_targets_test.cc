@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/offload_run.h"
 #include "cli/routing_trace.h"

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/offload_run.h"
 #include "cli/routing_trace.h"

@@ -9,6 +9,7 @@
 #include "absl/container/btree_set.h"
 #include "absl/strings/str_cat.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "cli/offload_run.h"
 #include "engine/base/rng.h"

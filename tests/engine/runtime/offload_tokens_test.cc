@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/checkpoint_folder.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "engine/base/rng.h"
 #include "engine/checkpoint/memory_plan.h"

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "engine/base/rng.h"
 #include "gtest/gtest.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "engine/device/cuda/cuda_device.h"
 #include "gtest/gtest.h"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
 #include "engine/api/engine.h"
 #include "nlohmann/json.hpp"
