@@ -43,7 +43,8 @@ struct KvView {
   }
   template <typename T>
   T* keys(base::BlockId id, std::int64_t head) const {
-    COMOE_DCHECK(sizeof(T) == DTypeBytes(layout.dtype), "the stored type is that of the layout");
+    constexpr std::size_t kBytes = sizeof(T);
+    COMOE_DCHECK(kBytes == DTypeBytes(layout.dtype), "the stored type is that of the layout");
     return reinterpret_cast<T*>(block(id)) + head * layout.head_elements();
   }
   template <typename T>
