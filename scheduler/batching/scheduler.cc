@@ -13,7 +13,9 @@
 #include "absl/time/clock.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
+#include "scheduler/batching/intake.h"
 #include "scheduler/batching/mailbox.h"
+#include "scheduler/batching/outcome.h"
 #include "scheduler/batching/running_batch.h"
 #include "scheduler/batching/scheduler_metrics.h"
 #include "scheduler/batching/sequence_table.h"
@@ -24,18 +26,7 @@ namespace {
 
 using SequencePtr = std::unique_ptr<Sequence>;
 
-absl::Duration Elapsed(absl::Time from, absl::Time to) { return std::max(to - from, absl::ZeroDuration()); }
-
 absl::Status ShuttingDown() { return absl::UnavailableError("the service is shutting down"); }
-
-// A prompt to be computed only needs no place for a token of the completion.
-std::int64_t PositionsNeeded(const Request& request) {
-  return static_cast<std::int64_t>(request.prompt.size()) + (request.prefill_only ? 0 : 1);
-}
-
-absl::Time Received(const Sequence& sequence) {
-  return sequence.request.received == absl::InfinitePast() ? sequence.submitted : sequence.request.received;
-}
 
 FinishReason FinishReasonOf(CancelReason reason) {
   return reason == CancelReason::kStopMatched ? FinishReason::kStopString : FinishReason::kAborted;
@@ -75,10 +66,6 @@ class SchedulerImpl final : public Scheduler {
   bool Stop(absl::Time until) override { return mailbox_.Stop(until); }
 
  private:
-  absl::Status CheckRequest(const Request& request) const;
-  absl::Status CheckPrompt(const Request& request) const;
-  absl::StatusOr<SequencePtr> MakeSequence(Submission submission) const;
-
   // Everything below is the engine thread's.
   void Run();
   void HandleMail(Mail mail);
@@ -89,7 +76,6 @@ class SchedulerImpl final : public Scheduler {
   void RunStep();
   void HintNext(const api::StepPlan& plan);
   void CheckHealth();
-  absl::Status CheckResult(const api::StepPlan& plan, const api::StepResult& result) const;
   void RecordStep(const api::StepPlan& plan, absl::Duration elapsed);
   void Account(const api::StepPlan& plan);
   void Deliver(api::StepResult result);
@@ -103,15 +89,12 @@ class SchedulerImpl final : public Scheduler {
   void Finish(SequencePtr sequence, FinishReason reason, const absl::Status& status,
               base::TokenId matched_token = -1);
   void FinishRunning(base::SequenceId id, FinishReason reason, const absl::Status& status);
-  void RecordEnd(const Sequence& sequence, const RequestOutcome& outcome);
 
   // Constant after construction.
   api::Engine& engine_;
   const std::function<absl::Time()> now_;
   const std::function<void()> told_;
   const std::function<void(const absl::Status&)> engine_failed_;
-  const std::vector<base::TokenId> eos_token_ids_;
-  const std::int32_t vocab_size_;
   const api::ConstantStepCosts constant_costs_;
 
   // The engine thread's.
@@ -124,7 +107,7 @@ class SchedulerImpl final : public Scheduler {
       nullptr;  // next in the queue, which this thread alone takes from; until it looks again
   absl::Time time_counted_;
 
-  const std::int64_t max_positions_;  // constant; of batch_
+  const IntakeLimits intake_;  // constant; of batch_, too
 
   // Synchronised by themselves.
   SchedulerMetrics metrics_;
@@ -138,13 +121,11 @@ SchedulerImpl::SchedulerImpl(api::Engine& engine, const SchedulerOptions& option
       now_(options.now ? options.now : [] { return absl::Now(); }),
       told_(options.told ? options.told : [] {}),
       engine_failed_(options.engine_failed),
-      eos_token_ids_(engine.model_info().eos_token_ids),
-      vocab_size_(engine.model_info().vocab_size),
       batch_(
           engine,
           {options.max_batch_tokens, options.max_sequences, options.max_chunk_tokens, options.reuse_prefixes},
           options.costs != nullptr ? *options.costs : constant_costs_),
-      max_positions_(batch_.max_positions()),
+      intake_{batch_.max_positions(), engine.model_info().vocab_size, engine.model_info().eos_token_ids},
       metrics_(metrics),
       mailbox_(std::max<std::int64_t>(1, options.max_waiting_requests),
                std::max<std::int64_t>(1, options.max_waiting_tokens), now_, metrics_) {
@@ -158,76 +139,10 @@ SchedulerImpl::~SchedulerImpl() {
   thread_.join();
 }
 
-absl::Status SchedulerImpl::CheckPrompt(const Request& request) const {
-  const auto num_prompt = static_cast<std::int64_t>(request.prompt.size());
-  if (num_prompt == 0) {
-    return absl::InvalidArgumentError("the prompt is empty: it has at least one token");
-  }
-  if (const std::int64_t positions = PositionsNeeded(request); positions > max_positions_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the prompt has ", num_prompt, " tokens: ", request.prefill_only ? "" : "with one to generate, ",
-        positions, " positions, and a sequence has at most ", max_positions_));
-  }
-  for (const base::TokenId token : request.prompt) {
-    if (token < 0 || token >= vocab_size_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", token, " of the prompt is not in the vocabulary of ", vocab_size_));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SchedulerImpl::CheckRequest(const Request& request) const {
-  COMOE_RETURN_IF_ERROR(CheckPrompt(request));
-  const StopConditions& stop = request.stop;
-  if (stop.max_tokens < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("max_tokens is ", stop.max_tokens, ": it is at least 1"));
-  }
-  if (stop.min_tokens < 0 || stop.min_tokens > stop.max_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "min_tokens is ", stop.min_tokens, ": it lies in [0, max_tokens], which is ", stop.max_tokens));
-  }
-  for (const base::TokenId token : stop.stop_token_ids) {
-    if (token < 0 || token >= vocab_size_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("stop token ", token, " is not in the vocabulary of ", vocab_size_));
-    }
-  }
-  for (const std::int32_t count : {request.top_logprobs, request.prompt_logprobs}) {
-    if (count < -1 || count > api::kMaxTopLogprobs) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          count, " alternatives to a token are wanted: the number lies in [0, ", api::kMaxTopLogprobs, "]"));
-    }
-  }
-  if (request.time_limit <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("time_limit is ", absl::FormatDuration(request.time_limit), ": it is more than 0"));
-  }
-  return api::ValidateSamplingParams(request.sampling, vocab_size_);
-}
-
-absl::StatusOr<SequencePtr> SchedulerImpl::MakeSequence(Submission submission) const {
-  Request& request = submission.request;
-  COMOE_CHECK(submission.observer != nullptr, "a request has an observer");
-  COMOE_RETURN_IF_ERROR(CheckRequest(request));
-  auto sequence = std::make_unique<Sequence>();
-  sequence->num_prompt = static_cast<std::int64_t>(request.prompt.size());
-  sequence->limit = LimitTokens(request.stop.max_tokens, sequence->num_prompt, max_positions_);
-  sequence->tokens = std::move(request.prompt);
-  sequence->request = std::move(request);
-  sequence->observer = std::move(submission.observer);
-  sequence->submitted = now_();
-  sequence->time_limit = Received(*sequence) + sequence->request.time_limit;
-  if (sequence->request.stop.min_tokens > 0) {
-    sequence->masked = StopTokens(sequence->request.stop, eos_token_ids_, vocab_size_);
-  }
-  return sequence;
-}
-
 absl::Status SchedulerImpl::SubmitAll(std::vector<Submission> submissions) {
   std::vector<SequencePtr> sequences;
   for (Submission& submission : submissions) {
-    COMOE_ASSIGN_OR_RETURN(SequencePtr sequence, MakeSequence(std::move(submission)));
+    COMOE_ASSIGN_OR_RETURN(SequencePtr sequence, MakeSequence(std::move(submission), intake_, now_()));
     sequences.push_back(std::move(sequence));
   }
   return mailbox_.Post(std::move(sequences));
@@ -379,7 +294,7 @@ void SchedulerImpl::RunStep() {
   step_under_way_ = false;
   CountStepTime(result.ok() ? result->expert_stall : absl::ZeroDuration());
   RecordStep(plan, Elapsed(begin, now_()));
-  const absl::Status status = result.ok() ? CheckResult(plan, *result) : result.status();
+  const absl::Status status = result.ok() ? CheckResult(plan, *result, intake_.vocab_size) : result.status();
   if (!status.ok()) {
     for (const api::PlanSpan& span : plan.spans) {
       FinishRunning(span.sequence, FinishReason::kError, status);
@@ -425,29 +340,6 @@ void SchedulerImpl::HintNext(const api::StepPlan& plan) {
   if (refused_ != nullptr && !std::exchange(refused_->hinted, true)) {
     engine_.HintPrompt(batch_.FirstChunk(*refused_));
   }
-}
-
-absl::Status SchedulerImpl::CheckResult(const api::StepPlan& plan, const api::StepResult& result) const {
-  if (result.spans.size() != plan.spans.size()) {
-    return absl::InternalError(
-        absl::StrCat("the engine answered ", result.spans.size(), " spans of ", plan.spans.size()));
-  }
-  for (std::size_t i = 0; i < plan.spans.size(); ++i) {
-    const api::SpanResult& span = result.spans[i];
-    if (span.sequence == plan.spans[i].sequence && !span.status.ok()) {
-      continue;
-    }
-    if (span.sequence != plan.spans[i].sequence ||
-        span.token.has_value() != plan.spans[i].sample.has_value() ||
-        span.scores.size() != plan.spans[i].score.size()) {
-      return absl::InternalError(
-          absl::StrCat("the engine's answer for span ", i, " is not to what was asked"));
-    }
-    if (span.token.has_value() && (*span.token < 0 || *span.token >= vocab_size_)) {
-      return absl::InternalError(absl::StrCat("the engine sampled token ", *span.token, " of ", vocab_size_));
-    }
-  }
-  return absl::OkStatus();
 }
 
 void SchedulerImpl::RecordStep(const api::StepPlan& plan, absl::Duration elapsed) {
@@ -526,7 +418,7 @@ void SchedulerImpl::DeliverToken(Sequence& sequence, api::SpanResult& span) {
   const GeneratedToken token = {*span.token, std::move(span.logprobs)};
   sequence.observer->OnTokens({&token, 1});
   if (const std::optional<StopDecision> stop = DecideStop(
-          sequence.request.stop, eos_token_ids_, sequence.limit, token.id, sequence.num_generated())) {
+          sequence.request.stop, intake_.eos_token_ids, sequence.limit, token.id, sequence.num_generated())) {
     Finish(batch_.Remove(sequence.id), stop->reason, absl::OkStatus(), stop->matched_token);
   }
 }
@@ -550,47 +442,15 @@ void SchedulerImpl::FinishRunning(base::SequenceId id, FinishReason reason, cons
 void SchedulerImpl::Finish(SequencePtr sequence, FinishReason reason, const absl::Status& status,
                            base::TokenId matched_token) {
   COMOE_DCHECK(!step_under_way_, "blocks change hands between steps only");
-  const absl::Time now = now_();
-  const bool started = sequence->has_run();
   sequence->MoveTo(SequenceState::kFinished);
   PublishLoad();
-
-  RequestOutcome outcome;
-  outcome.reason = reason;
-  outcome.status = status;
-  outcome.matched_token = matched_token;
-  outcome.usage.prompt_tokens = sequence->num_prompt;
-  outcome.usage.completion_tokens = sequence->num_generated();
-  outcome.usage.cached_prompt_tokens = sequence->num_cached_at_start;
-  outcome.timing.preemptions = sequence->preemptions;
-  outcome.timing.queue = Elapsed(sequence->submitted, started ? sequence->started : now);
-  if (sequence->num_generated() > 0) {
-    outcome.timing.prefill = Elapsed(sequence->started, sequence->first_token);
-    outcome.timing.decode = Elapsed(sequence->first_token, sequence->last_token);
-    outcome.timing.time_to_first_token = Elapsed(Received(*sequence), sequence->first_token);
-  } else if (reason == FinishReason::kMaxTokens) {  // prefill only
-    outcome.timing.prefill = Elapsed(sequence->started, now);
-  }
+  const RequestOutcome outcome = MakeOutcome(*sequence, reason, status, matched_token, now_());
   if (sequence->request.counted) {
-    RecordEnd(*sequence, outcome);
+    RecordOutcome(*sequence, outcome, metrics_);
   }
-
   mailbox_.FreeId(sequence->request.id);
   sequence->observer->OnFinished(outcome);
   mailbox_.CountEnd();
-}
-
-void SchedulerImpl::RecordEnd(const Sequence& sequence, const RequestOutcome& outcome) {
-  metrics_.request_queue_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.queue));
-  if (sequence.num_generated() > 0) {
-    metrics_.prefill_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.prefill));
-    metrics_.decode_seconds.Observe(absl::ToDoubleSeconds(outcome.timing.decode));
-  }
-  if (outcome.reason == FinishReason::kAborted || outcome.reason == FinishReason::kDeadline ||
-      outcome.reason == FinishReason::kDraining) {
-    metrics_.tokens_discarded_abort_total.Increment(static_cast<double>(sequence.num_undelivered));
-  }
-  metrics_.tokens_discarded_preempt_total.Increment(static_cast<double>(sequence.num_recomputed));
 }
 
 }  // namespace

@@ -60,6 +60,9 @@ struct Sequence {
   // Rows still to be run; between steps a running sequence always has at least one.
   std::int64_t num_pending() const { return static_cast<std::int64_t>(tokens.size()) - num_computed; }
 
+  absl::Time received() const {
+    return request.received == absl::InfinitePast() ? submitted : request.received;
+  }
   bool has_run() const { return started != absl::InfinitePast(); }
   bool holds_blocks() const { return !blocks.empty(); }
 
