@@ -44,8 +44,8 @@ void RoutingLog::Clear() {
 }
 
 const std::vector<std::int32_t>& RoutingLog::experts(std::int32_t layer) const {
-  static const std::vector<std::int32_t> kNone;
-  return static_cast<std::size_t>(layer) < layers_.size() ? layers_[static_cast<std::size_t>(layer)] : kNone;
+  static const std::vector<std::int32_t> none;
+  return static_cast<std::size_t>(layer) < layers_.size() ? layers_[static_cast<std::size_t>(layer)] : none;
 }
 
 absl::StatusOr<std::vector<Check>> VerifyRouting(const VerifyContext& context, RoutingLog& log,

@@ -60,7 +60,7 @@ absl::string_view CodeName(absl::StatusCode code) {
 
 absl::Status StatusOfOutcome(const batching::RequestOutcome& outcome) {
   using Reason = batching::FinishReason;
-  const auto or_else = [&outcome](absl::Status fallback) {
+  const auto or_else = [&outcome](const absl::Status& fallback) {
     return outcome.status.ok() ? fallback : outcome.status;
   };
   switch (outcome.reason) {

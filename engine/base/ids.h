@@ -12,7 +12,7 @@ template <typename Tag, typename Rep>
 struct StrongId {
   Rep value{};
 
-  friend constexpr auto operator<=>(const StrongId&, const StrongId&) = default;
+  friend constexpr auto operator<=>(const StrongId&, const StrongId&) = default;  // NOLINT: no null pointer
   template <typename H>
   friend H AbslHashValue(H state, const StrongId& id) {
     return H::combine(std::move(state), id.value);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/bytes.h"
+#include "engine/base/check.h"
 #include "engine/base/status_macros.h"
 #include "engine/tensor/packed_matrix.h"
 
@@ -42,6 +43,7 @@ absl::StatusOr<KvPool> KvPool::Create(const checkpoint::ModelConfig& config, con
   for (const api::CacheGroup& group : groups.groups) {
     bytes_per_position_block += group.bytes_per_block;
   }
+  COMOE_CHECK(bytes_per_position_block > 0, "a model has a layer, and every layer keys and values");
   const std::uint64_t blocks = std::min<std::uint64_t>(budget_bytes / bytes_per_position_block,
                                                        std::numeric_limits<std::int32_t>::max());
   if (blocks == 0) {

@@ -90,13 +90,13 @@ absl::Status Decoder::Add(const JsonField& field) {
   const absl::string_view type = kTypes[choice];
   if (type == "ByteLevel") {
     factories_.push_back([](DecodeSink* next) { return std::make_unique<ByteLevelStage>(next); });
-    token_maps_.push_back([](std::string token) {
+    token_maps_.push_back([](const std::string& token) {
       return IsValidUtf8(token) ? ByteLevelBytes(token).value_or(token)
                                 : token;  // a map before may have made bytes
     });
   } else if (type == "ByteFallback") {
     factories_.push_back([](DecodeSink* next) { return std::make_unique<ByteFallbackStage>(next); });
-    token_maps_.push_back([](std::string token) {
+    token_maps_.push_back([](const std::string& token) {
       const std::optional<char> byte = ByteOfToken(token);
       return byte.has_value() ? std::string(1, *byte) : token;
     });

@@ -56,7 +56,7 @@ class RequestQueue {
   struct Rank {
     std::int32_t negative_priority = 0;
     base::SequenceId id;
-    friend auto operator<=>(const Rank&, const Rank&) = default;
+    friend auto operator<=>(const Rank&, const Rank&) = default;  // NOLINT: no null pointer
   };
   static Rank RankOf(const Sequence& sequence);
   std::unique_ptr<Sequence> Take(base::SequenceId id);

@@ -200,8 +200,7 @@ absl::StatusOr<Event> CudaEvents::Record(void* stream, CudaCauses& causes) {
   }
   COMOE_RETURN_IF_ERROR(
       context_.Check(context_.api().record_event(state->event_, stream), "cudaEventRecord"));
-  state->causes_ = std::move(causes);
-  causes.clear();
+  state->causes_ = std::exchange(causes, {});
   state->done_.store(false, std::memory_order_release);
   return event;
 }
