@@ -19,9 +19,9 @@
 
 namespace comoe::experts {
 
-// RAII pin of one expert's slot. Move-only. It must outlive every copy and kernel that touches the bytes:
-// release it after their event has happened. Not thread-safe; belongs to the engine thread. The cache
-// outlives its leases.
+// RAII pin of one expert's slot. Move-only. While work that reads the bytes may still be queued it is given
+// back by ExpertCache::Release, with the event of the last use; it may die only once that has happened. Not
+// thread-safe; belongs to the engine thread. The cache outlives its leases.
 class Lease {
  public:
   Lease() = default;

@@ -1,5 +1,5 @@
-// Every expert in one slab on the device, for as long as the process lives: policy `resident`. Also what the
-// CPU device uses, where "on the device" is host memory.
+// Every expert in one slab, for as long as the process lives: what the CPU device uses, where "on the device"
+// is host memory. On other devices policy `resident` is a TieredExpertCache with a slot for each expert.
 #pragma once
 
 #include <cstdint>

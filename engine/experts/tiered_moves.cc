@@ -476,13 +476,16 @@ void TieredExpertCache::SettlePinned() {
 }
 
 std::int32_t TieredExpertCache::FindEmptyPinnedSlot() {
-  while (!empty_pinned_slots_.empty()) {
-    const std::int32_t s = empty_pinned_slots_.back();
-    empty_pinned_slots_.pop_back();
-    pinned_.slot(s).listed = false;
+  for (std::size_t i = empty_pinned_slots_.size(); i-- > 0;) {
+    const std::int32_t s = empty_pinned_slots_[i];
     const Place& place = pinned_.at_slot(s);
-    if (place.expert < 0 && place.usable && place.inbound < 0 && !place.leased() &&
-        pinned_.slot(s).expert < 0) {
+    const bool empty = place.expert < 0 && place.usable && place.inbound < 0;
+    if (empty && (place.leased() || pinned_.slot(s).expert >= 0)) {
+      continue;  // empty again once it is given back, or when its order is refused
+    }
+    empty_pinned_slots_.erase(empty_pinned_slots_.begin() + static_cast<std::ptrdiff_t>(i));
+    pinned_.slot(s).listed = false;
+    if (empty) {
       return s;
     }
   }

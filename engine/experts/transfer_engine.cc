@@ -88,7 +88,24 @@ TransferEngine::TransferEngine(device::Device& device, std::size_t blob_bytes, c
       measured_[base::CopyDirection::kHostToHost] = options.initial_rates_measured;
 }
 
-TransferEngine::~TransferEngine() { Stop(); }
+TransferEngine::~TransferEngine() {
+  Stop();
+  // What did not end in Stop's time may still: its stream waits for it, and until then its records stay, and
+  // so does who is told.
+  for (LaneState& lane : lanes_) {
+    lane.stream.reset();
+  }
+  Enter();
+  std::int32_t never = 0;
+  for (const std::unique_ptr<Record>& record : records_) {
+    never += record->state != Record::State::kFree && !record->done.Done() ? 1 : 0;
+  }
+  Leave();
+  base::MutexLock lock(&mutex_);
+  while (held_ || awaited_ > never) {
+    free_.Wait(&mutex_);
+  }
+}
 
 bool TransferEngine::Stop() {
   if (stopped_.has_value()) {

@@ -36,16 +36,19 @@ absl::Status CudaError(const CudaDeviceApi& api, int error, absl::string_view ca
 absl::Status CudaContext::Fail(int error, absl::string_view call) {
   absl::Status status = CudaError(api(), error, call);
   api().take_last_error();  // so that the next launch is not blamed for it
-  if (api().poisons(error) != 0) {
-    base::MutexLock lock(&mutex_);
-    if (poison_.ok()) {
-      poison_ = absl::InternalError(
-          absl::StrCat(status.message(), "; the device is unusable until the program is started again"));
-      poisoned_.store(true, std::memory_order_release);
-    }
-    return poison_;
+  return api().poisons(error) != 0 ? Poison(status) : status;
+}
+
+void CudaContext::Lose(int error, absl::string_view call) { Poison(Fail(error, call)).IgnoreError(); }
+
+absl::Status CudaContext::Poison(const absl::Status& error) {
+  base::MutexLock lock(&mutex_);
+  if (poison_.ok()) {
+    poison_ = absl::InternalError(
+        absl::StrCat(error.message(), "; the device is unusable until the program is started again"));
+    poisoned_.store(true, std::memory_order_release);
   }
-  return status;
+  return poison_;
 }
 
 CudaContext::~CudaContext() {

@@ -53,6 +53,9 @@ class CudaContext {
   absl::Status Check(int error, absl::string_view call) {
     return error == 0 ? absl::OkStatus() : Fail(error, call);
   }
+  // An error of a call that says that the device is at its end, although the error by itself need not:
+  // remembered as one that does.
+  void Lose(int error, absl::string_view call) ABSL_LOCKS_EXCLUDED(mutex_);
   // The error after which nothing on this device succeeds any more; OK before.
   absl::Status poison() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool poisoned() const { return poisoned_.load(std::memory_order_acquire); }
@@ -82,6 +85,7 @@ class CudaContext {
     MemoryKind kind = MemoryKind::kHost;
   };
   absl::Status Fail(int error, absl::string_view call) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Poison(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const CudaPlugin& plugin_;
   const int ordinal_;

@@ -6,13 +6,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "engine/base/deadline.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace comoe::device {
 namespace {
 
-constexpr std::size_t kWords = 16384;  // host events that exist at once; the GPU waits for a few of them
+// Host events that exist at once. The GPU waits for a few of them, but every expert on the host may keep one
+// or two that have happened: of those who read it last.
+constexpr std::size_t kWords = std::size_t{1} << 17;
 // Clocks that differ by 50 parts in a million are 50 us apart after this; an event's time is a float of
 // milliseconds, exact to 0.1 us by then.
 constexpr double kAlignSeconds = 1.0;
@@ -41,8 +44,11 @@ bool CudaEvent::Done() const {
   if (result == kCudaNotReady) {
     return false;
   }
-  // An error is the device's end: nothing will ever happen any more, and nobody shall wait for it.
-  events_->context_.Check(result, "cudaEventQuery").IgnoreError();
+  if (result != 0) {
+    // An error is the device's end, whichever it is: nothing will ever happen any more, nobody shall wait for
+    // it, and nobody shall take it for done.
+    events_->context_.Lose(result, "cudaEventQuery");
+  }
   done_.store(true, std::memory_order_release);
   return true;
 }
@@ -84,18 +90,15 @@ void CudaEvent::Recycle() {
 }
 
 absl::Status CudaHostEvent::Synchronize(absl::Duration limit) {
-  const absl::Time deadline =
-      limit == absl::InfiniteDuration() ? absl::InfiniteFuture() : absl::Now() + limit;
+  const base::Deadline deadline(limit);
   base::MutexLock lock(&events_->host_mutex_);
   while (!Done()) {
-    const absl::Duration left = deadline - absl::Now();
-    if (left <= absl::ZeroDuration()) {
-      return NotInTime(limit);
-    }
-    if (deadline == absl::InfiniteFuture()) {
+    if (deadline.infinite()) {
       events_->host_changed_.Wait(&events_->host_mutex_);
+    } else if (deadline.passed()) {
+      return NotInTime(limit);
     } else {
-      events_->host_changed_.WaitWithTimeout(&events_->host_mutex_, left);
+      events_->host_changed_.WaitWithTimeout(&events_->host_mutex_, deadline.left());
     }
   }
   return status_;
@@ -211,6 +214,12 @@ Event CudaEvents::MakeHostEvent() {
     state->events_ = this;
     const std::size_t word = words_used_.fetch_add(1, std::memory_order_relaxed);
     state->word_ = word < kWords ? reinterpret_cast<std::uint32_t*>(words_) + word : nullptr;
+    if (word == kWords) {
+      base::Logf(
+          base::LogLevel::kWarning, "device",
+          "cuda: more than %d ends of host work are kept: for others the host waits instead of the GPU",
+          kWords);
+    }
   }
   state->done_.store(false, std::memory_order_relaxed);
   state->status_ = absl::OkStatus();
@@ -222,8 +231,7 @@ absl::Status CudaEvents::Await(const Event& event, absl::Duration limit, const s
   if (limit == absl::ZeroDuration() && !event.Done()) {
     return NotInTime(limit);
   }
-  const absl::Time deadline =
-      limit == absl::InfiniteDuration() ? absl::InfiniteFuture() : absl::Now() + limit;
+  const base::Deadline deadline(limit);
   for (int look = 0; !event.Done(); ++look) {
     if (stop != nullptr && stop->load()) {
       return absl::CancelledError("cuda: the stream that waited is gone");
@@ -232,7 +240,7 @@ absl::Status CudaEvents::Await(const Event& event, absl::Duration limit, const s
       std::this_thread::yield();
       continue;
     }
-    if (absl::Now() >= deadline) {
+    if (deadline.passed()) {
       return NotInTime(limit);
     }
     std::this_thread::sleep_for(kNap);

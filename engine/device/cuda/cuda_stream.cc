@@ -69,10 +69,11 @@ CudaStream::~CudaStream() {
 // has been queued, and an event says when it is done.
 absl::StatusOr<std::byte*> CudaStream::Stage(std::size_t bytes) {
   const std::size_t rounded = base::AlignUp(bytes, kAlignment);
-  if (rounded > kStagePart || stage_.size() == 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("cuda: ", base::FormatBytes(bytes),
-                                                     " of arguments for one launch; there is room for ",
-                                                     base::FormatBytes(stage_.size() / kStageParts)));
+  if (stage_.size() == 0) {
+    return absl::FailedPreconditionError("cuda: only a compute stream takes arguments of launches");
+  }
+  if (rounded > kStagePart) {
+    return StageApart(rounded);
   }
   if (stage_used_ + rounded > kStagePart) {
     if (capturing_) {
@@ -83,6 +84,20 @@ absl::StatusOr<std::byte*> CudaStream::Stage(std::size_t bytes) {
   std::byte* data = stage_.data() + stage_part_ * kStagePart + stage_used_;
   stage_used_ += rounded;
   return data;
+}
+
+absl::StatusOr<std::byte*> CudaStream::StageApart(std::size_t bytes) {
+  if (capturing_) {
+    return absl::ResourceExhaustedError("cuda: too many arguments for work that is to be kept");
+  }
+  context_.Enter();
+  COMOE_RETURN_IF_ERROR(context_.Check(context_.api().synchronize_stream(stream_), "cudaStreamSynchronize"));
+  if (bytes > stage_apart_.size()) {
+    const std::size_t wanted = std::max(base::AlignUp(bytes, kStagePart), 2 * stage_apart_.size());
+    stage_apart_ = Buffer();
+    COMOE_ASSIGN_OR_RETURN(stage_apart_, device_.Allocate(MemoryKind::kPinned, wanted, kAlignment));
+  }
+  return stage_apart_.data();
 }
 
 absl::Status CudaStream::NextPart() {

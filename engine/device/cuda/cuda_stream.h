@@ -65,8 +65,8 @@ class CudaStream final : public Stream {
 
   // Page-locked memory for the arguments of work queued next, aligned to 256 bytes: the host writes it,
   // kernels read it at the same address. It is used again once all that was queued before the next calls but
-  // kStagePart bytes is done. RESOURCE_EXHAUSTED for more than kStagePart. Blocks only when the device is
-  // that far behind; allocates nothing.
+  // kStagePart bytes is done. Blocks only when the device is that far behind; allocates nothing. More than
+  // kStagePart (steps of tens of thousands of rows) lies apart: it waits for all that is queued, and grows.
   absl::StatusOr<std::byte*> Stage(std::size_t bytes);
   // What kernels queued next read instead of the `bytes` bytes that were written at `staged`, which Stage
   // returned last: for a few KiB a copy in device memory, which travels with the queue. Reading page-locked
@@ -104,6 +104,7 @@ class CudaStream final : public Stream {
              absl::string_view name, StreamKind kind);
   absl::Status Mark(const CudaMark& mark);
   absl::Status NextPart();
+  absl::StatusOr<std::byte*> StageApart(std::size_t bytes);
   absl::StatusOr<std::byte*> Grow(Buffer& buffer, std::size_t bytes);
 
   Device& device_;
@@ -119,6 +120,7 @@ class CudaStream final : public Stream {
   std::size_t stage_part_ = 0;
   std::size_t stage_used_ = 0;                 // of that part
   std::array<Event, kStageParts> stage_free_;  // when each part may be written again
+  Buffer stage_apart_;                         // page-locked
   Buffer scratch_;
   std::vector<Buffer> tables_;
   bool capturing_ = false;

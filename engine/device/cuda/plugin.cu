@@ -246,6 +246,7 @@ int Poisons(int error) {
     case cudaErrorMpsClientTerminated:
     case cudaErrorExternalDevice:
     case cudaErrorTensorMemoryLeak:
+    case cudaErrorUnknown:  // what drivers say of a device that is gone
       return 1;
     default:
       return 0;

@@ -68,6 +68,19 @@ TEST(CudaDevice, APoisonedContextIsInternalForGood) {
   EXPECT_TRUE(absl::IsInternal(before.Synchronize()));
 }
 
+// Whatever the driver answers when asked whether an event has happened: what cannot be known has not succeeded.
+TEST(CudaDevice, AnEventThatCannotBeAskedForIsNotDoneWell) {
+  constexpr int kNoPoisonByItself = 4;
+  const std::unique_ptr<Device> device = FakeDevice();
+  const auto stream = *device->CreateStream("compute", StreamKind::kCompute);
+  const Event event = *stream->Record();
+  testing::FailFakeCuda(kNoPoisonByItself);
+  EXPECT_TRUE(event.Done()) << "nobody waits for ever";
+  testing::FailFakeCuda(0);
+  EXPECT_TRUE(absl::IsInternal(event.Synchronize())) << event.Synchronize();
+  EXPECT_TRUE(absl::IsInternal(device->health())) << device->health();
+}
+
 TEST(CudaLoader, SaysInOneLineWhyThereIsNoDevice) {
   for (const std::string& path : {std::string(""), std::string("/nowhere/libcomoe_cuda.so"),
                                   std::string("/proc/self/exe"), std::string("libm.so.6")}) {
