@@ -20,7 +20,6 @@
 #include "cli/finite.h"
 #include "cli/given_flags.h"
 #include "cli/progress.h"
-#include "cli/routing_trace.h"
 #include "engine/base/status_macros.h"
 
 namespace comoe::cli {
@@ -86,8 +85,7 @@ std::string DefaultIds(const std::string& model) {
 
 }  // namespace
 
-absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options,
-                                            const std::vector<std::vector<base::TokenId>>& texts,
+absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options, const Texts& texts,
                                             const std::string& policy, double capacity, std::int64_t batch) {
   if (policy == "naive-pageable" && options.engine.device == "cpu") {
     return absl::InvalidArgumentError(
@@ -135,22 +133,25 @@ absl::StatusOr<std::vector<OffloadPoint>> ComparePolicies(const BenchOffloadOpti
 
 namespace {
 
-absl::StatusOr<OffloadStudy> ReadStudy(const BenchOffloadOptions& options, std::string* ids) {
+absl::StatusOr<OffloadStudy> ReadStudy(const BenchOffloadOptions& options, std::string* path) {
   OffloadStudy study;
   COMOE_ASSIGN_OR_RETURN(study.batches, ParseList("--batch", options.batches, 1, 1024));
   COMOE_ASSIGN_OR_RETURN(study.shares, ParseShares(options.capacities));
   COMOE_ASSIGN_OR_RETURN(const CheckpointFolder folder,
                          OpenCheckpoint(options.engine.model, options.engine.widen));
   study.model = folder.name;
-  *ids = options.ids.empty() ? DefaultIds(options.engine.model) : options.ids;
-  if (ids->empty()) {
-    return absl::InvalidArgumentError(
-        "which text? Give --force-ids FILE: a routing trace (.npz) or JSON {\"ids\": [[id, ...], ...]}; what "
-        "a small "
-        "model says by itself loops, and its routing with it");
+  TextFlags texts = options.texts;
+  if (texts.path().empty()) {
+    texts.ids = DefaultIds(options.engine.model);
   }
-  COMOE_ASSIGN_OR_RETURN(study.texts,
-                         ReadForcedIds(*ids, static_cast<std::int32_t>(folder.config.vocab_size)));
+  *path = texts.path();
+  if (path->empty()) {
+    return absl::InvalidArgumentError(
+        "which text? Give --text FILE, plain text, or --force-ids FILE, a routing trace (.npz) or JSON "
+        "{\"ids\": [[id, ...], ...]}: routing depends on what is said");
+  }
+  COMOE_ASSIGN_OR_RETURN(study.texts, ReadTexts(texts, options.engine.model,
+                                                static_cast<std::int32_t>(folder.config.vocab_size)));
   return study;
 }
 
@@ -244,9 +245,7 @@ void AddBenchOffloadCommand(CLI::App& bench, absl::Status& result) {
   command->add_option("--host-lanes", options->host_lanes,
                       "off,on: all points once without and once with experts that the CPU computes "
                       "(default: as --host-lane says)");
-  command->add_option(
-      "--force-ids", options->ids,
-      "texts: a routing trace (.npz) or JSON {\"ids\": [[id, ...], ...]} (default: the model's)");
+  AddTextFlags(*command, options->texts, "the model's routing_trace.npz or golden_nll.json");
   command->add_option("--steps", options->run.steps, "timed steps")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/engine_options.h"
+#include "cli/forced_texts.h"
 #include "cli/offload_plot.h"
 #include "cli/offload_run.h"
 #include "engine/api/offload.h"
@@ -23,7 +24,7 @@ struct BenchOffloadOptions {
   std::string batches = "1,8";
   std::string capacities = "0.25";
   std::string host_lanes;  // "off,on": points for each; "": as --host-lane says
-  std::string ids;
+  TextFlags texts;
   OffloadRunOptions run;
   double copy_computes = 0.0;  // 0: by the preset's rates
   double host_computes = 6.0;  // with copy_computes
@@ -34,10 +35,10 @@ struct BenchOffloadOptions {
   bool json = false;
 };
 
-// The texts that are forced, [text][token], and what is tried.
+// The texts that are forced, and what is tried.
 struct OffloadStudy {
   std::string model;  // its name
-  std::vector<std::vector<base::TokenId>> texts;
+  Texts texts;
   std::vector<std::int64_t> batches;
   std::vector<double> shares;  // of the experts in device memory
 };
@@ -53,8 +54,7 @@ struct OffloadPoint {
 };
 
 // Runs `policy` ("naive-pageable": naive with memory that is not page-locked) in an engine of its own.
-absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options,
-                                            const std::vector<std::vector<base::TokenId>>& texts,
+absl::StatusOr<OffloadPoint> MeasureOffload(const BenchOffloadOptions& options, const Texts& texts,
                                             const std::string& policy, double capacity, std::int64_t batch);
 
 // Every policy with every capacity, batch and setting of the host lane, in this order from the last to the

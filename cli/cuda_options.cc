@@ -41,13 +41,12 @@ absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptio
                              : device::OpenCudaDevice(options.cuda_plugin, CudaOptionsOf(options));
 }
 
-absl::StatusOr<const kernels::KernelTable*> CudaKernelsFor(const EngineOptions& options,
-                                                           const device::Device& /*device*/) {
+const kernels::KernelTable& CudaKernelsFor(const EngineOptions& options) {
   if (options.device_kernels != nullptr) {
-    return options.device_kernels;
+    return *options.device_kernels;
   }
-  return &kernels::CudaKernels(options.activations == "bf16" ? kernels::CudaPrecision::kBf16
-                                                             : kernels::CudaPrecision::kExact);
+  return kernels::CudaKernels(options.activations == "bf16" ? kernels::CudaPrecision::kBf16
+                                                            : kernels::CudaPrecision::kExact);
 }
 
 }  // namespace comoe::cli

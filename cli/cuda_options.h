@@ -21,8 +21,7 @@ device::CudaOptions CudaOptionsOf(const EngineOptions& options);
 // --device cuda. UNAVAILABLE says in one line why there is none.
 absl::StatusOr<std::unique_ptr<device::Device>> MakeCudaDevice(const EngineOptions& options);
 
-// The kernels for --activations. UNAVAILABLE: the plugin was built without.
-absl::StatusOr<const kernels::KernelTable*> CudaKernelsFor(const EngineOptions& options,
-                                                           const device::Device& device);
+// The kernels for --activations. Where the plugin was built without, each launch says so (UNAVAILABLE).
+const kernels::KernelTable& CudaKernelsFor(const EngineOptions& options);
 
 }  // namespace comoe::cli

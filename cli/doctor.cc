@@ -122,7 +122,7 @@ absl::Status Prepare(DoctorContext& context) {
   if (context.device != nullptr && context.device->id().kind == device::DeviceKind::kEmulated) {
     context.kernels = &kernels::EmulatedKernels();
   } else if (context.device != nullptr) {
-    COMOE_ASSIGN_OR_RETURN(context.kernels, CudaKernelsFor(engine, *context.device));
+    context.kernels = &CudaKernelsFor(engine);
   }
   context.report.device =
       context.device != nullptr

@@ -11,8 +11,8 @@
 #include "absl/strings/str_format.h"
 #include "cli/doctor_probes.h"
 #include "cli/engine_bundle.h"
+#include "cli/forced_texts.h"
 #include "cli/offload_options.h"
-#include "cli/routing_trace.h"
 #include "engine/base/rng.h"
 #include "engine/base/status_macros.h"
 

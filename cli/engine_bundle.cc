@@ -9,6 +9,7 @@
 #include "cli/cuda_options.h"
 #include "cli/engine_keep.h"
 #include "cli/engine_memory.h"
+#include "cli/given_flags.h"
 #include "cli/offload_options.h"
 #include "cli/output_path.h"
 #include "cli/progress.h"
@@ -199,7 +200,7 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
       options.kernels == "ref" ? &kernels::RefKernels() : &kernels::EmulatedKernels();
   parts.kernels = on_host;
   if (options.device == "cuda") {
-    COMOE_ASSIGN_OR_RETURN(parts.kernels, CudaKernelsFor(options, *bundle.device_));
+    parts.kernels = &CudaKernelsFor(options);
   }
   parts.capture_steps = options.cuda_graphs == "on";
   parts.host_lane_kernels = options.host_lane == "on" ? on_host : nullptr;
@@ -266,7 +267,9 @@ absl::StatusOr<std::unique_ptr<EngineBundle>> LoadEngine(const EngineOptions& gi
   COMOE_ASSIGN_OR_RETURN(CheckpointFolder folder, OpenCheckpoint(options.model, options.widen));
   auto bundle = std::make_unique<Bundle>();
   COMOE_RETURN_IF_ERROR(MakeDevice(options, folder, *bundle));
-  if (given.policy.empty() && options.device == "cuda" && AllFit(options, folder, *bundle->device_)) {
+  // Who sets the hub's parameters wants the hub.
+  if (given.policy.empty() && !GivenForPolicy(given, "hub") && options.device == "cuda" &&
+      AllFit(options, folder, *bundle->device_)) {
     options.policy = "resident";
   }
   COMOE_ASSIGN_OR_RETURN(const std::uint64_t kv_bytes, CheckMemory(options, folder, *bundle->device_));

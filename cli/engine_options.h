@@ -26,30 +26,30 @@ namespace comoe::cli {
 class EngineKeep;
 
 struct EngineOptions {
-  std::string model;                       // a checkpoint folder
-  std::string device = "cpu";              // cpu | emulated | cuda
-  std::string device_reason;               // why it is not another, where that was to be found out
-  std::string activations = "f32";         // f32 | bf16: what products on a GPU make of them
-  std::string cuda_plugin;                 // "": libcomoe_cuda.so, beside the program or in ../lib
-  int cuda_device = 0;                     // which card
-  bool nvtx = false;                       // named ranges for a profiler of the card
-  std::string cuda_graphs = "on";          // on | off
-  std::string policy;                      // "": resident on the cpu, else simple
-  int threads = 0;                         // 0: as many as affinity and cgroup allow
-  std::string kv_bytes;                    // "": from context and sequences
-  std::string kv_dtype = "f32";            // f32 | f16
-  std::string expert_cache_bytes;          // "": not set
-  std::string pinned_bytes;                // "": not set
-  double expert_cache_fraction = -1.0;     // < 0: not set
-  std::string page_lock = "on";            // on | off: experts that are copied to the device
-  std::string host_lane;                   // "", on, off
-  std::string tiers = "inclusive";         // inclusive | exclusive
-  std::string expert_file;                 // "": experts that are not pinned lie in memory, not on disk
-  std::string hub_mode = "latency";        // latency | throughput
-  std::string hub_set;                     // "name=value,...": single parameters of the hub
-  std::string hub_state;                   // "": what the hub learns is forgotten
-  std::string hot_trace;                   // routing_trace.npz: what `static` keeps
-  std::string emulated = "pcie4x16";       // rates of the emulated accelerator
+  std::string model;                    // a checkpoint folder
+  std::string device = "cpu";           // cpu | emulated | cuda; of flags also auto (ChooseDevice)
+  std::string device_reason;            // why it is not another, where that was to be found out
+  std::string activations = "f32";      // f32 | bf16: what products on a GPU make of them
+  std::string cuda_plugin;              // "": libcomoe_cuda.so, beside the program or in ../lib
+  int cuda_device = 0;                  // which card
+  bool nvtx = false;                    // named ranges for a profiler of the card
+  std::string cuda_graphs = "on";       // on | off
+  std::string policy;                   // "": resident on the cpu and where a card has room for all, else hub
+  int threads = 0;                      // 0: as many as affinity and cgroup allow
+  std::string kv_bytes;                 // "": from context and sequences
+  std::string kv_dtype = "f32";         // f32 | f16
+  std::string expert_cache_bytes;       // "": not set
+  std::string pinned_bytes;             // "": not set
+  double expert_cache_fraction = -1.0;  // < 0: not set
+  std::string page_lock = "on";         // on | off: experts that are copied to the device
+  std::string host_lane;                // "", on, off
+  std::string tiers = "inclusive";      // inclusive | exclusive
+  std::string expert_file;              // "": experts that are not pinned lie in memory, not on disk
+  std::string hub_mode = "latency";     // latency | throughput
+  std::string hub_set;                  // "name=value,...": single parameters of the hub
+  std::string hub_state;                // "": what the hub learns is forgotten
+  std::string hot_trace;                // routing_trace.npz: what `static` keeps
+  std::string emulated = "pcie4x16";    // rates of the emulated accelerator
   std::string emulated_clock = "virtual";  // virtual | real
   std::string timeline;                    // "": none
   std::int64_t timeline_steps = 64;

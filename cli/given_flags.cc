@@ -1,7 +1,9 @@
 #include "cli/given_flags.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -54,6 +56,17 @@ void WarnOfIdleFlags(const EngineOptions& options) {
              absl::StrJoin(options.given_for_card, " and "),
              options.given_for_card.size() == 1 ? "has" : "have",
              options.device_reason.empty() ? "" : absl::StrCat(" (", options.device_reason, ")"));
+}
+
+bool GivenForPolicy(const EngineOptions& options, absl::string_view policy) {
+  const auto was_given = [&options](const Special& special) {
+    const auto among = [&special](const std::vector<std::string>& flags) {
+      return std::find(flags.begin(), flags.end(), special.flag) != flags.end();
+    };
+    return among(options.given) || among(options.given_for_card);
+  };
+  return std::any_of(std::begin(kSpecial), std::end(kSpecial),
+                     [&](const Special& special) { return special.policy == policy && was_given(special); });
 }
 
 absl::Status CheckGivenFlags(const EngineOptions& options) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "cli/engine_options.h"
 
 namespace comoe::cli {
@@ -13,6 +14,9 @@ void NoteGivenFlags(const CLI::App& app, EngineOptions& options);
 
 // Once the device is decided: a line of the log names those that were for a card where there is none.
 void WarnOfIdleFlags(const EngineOptions& options);
+
+// Whether one of them was given that only this policy has.
+bool GivenForPolicy(const EngineOptions& options, absl::string_view policy);
 
 // INVALID_ARGUMENT names the first flag given that is not for this device and policy, and what it is for.
 absl::Status CheckGivenFlags(const EngineOptions& options);

@@ -67,7 +67,8 @@ class ForcedBatch {
       return absl::InvalidArgumentError(absl::StrCat("a batch of ", batch_, " and prompts of ", prompt,
                                                      " tokens need as many texts of that length; there are ",
                                                      texts_.size(), ", the shortest of ", length_,
-                                                     " tokens"));
+                                                     " tokens: give more or longer text (--text, "
+                                                     "--force-ids), or a smaller batch or --prompt"));
     }
     const auto places = static_cast<std::int64_t>(batch_) + 1;
     const std::int32_t blocks =

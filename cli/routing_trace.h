@@ -7,7 +7,6 @@
 
 #include "absl/status/statusor.h"
 #include "engine/api/model_info.h"
-#include "engine/base/ids.h"
 #include "engine/checkpoint/numpy_file.h"
 
 namespace comoe::cli {
@@ -28,10 +27,5 @@ absl::StatusOr<RoutingTrace> ReadRoutingTrace(const std::string& path, const api
 
 // How often each expert was chosen: [L][num_experts].
 std::vector<std::vector<double>> CountExperts(const RoutingTrace& trace, std::int32_t num_experts);
-
-// Texts as token ids, to be fed whatever the model would say: the ids of a routing trace (.npz, or a file of
-// `comoe trace record`), or of JSON {"ids": [[id, ...], ...]}.
-absl::StatusOr<std::vector<std::vector<base::TokenId>>> ReadForcedIds(const std::string& path,
-                                                                      std::int32_t vocab_size);
 
 }  // namespace comoe::cli

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
+#include "cli/forced_texts.h"
 #include "cli/progress.h"
-#include "cli/routing_trace.h"
 #include "cli/trace.h"
 #include "cli/trace_model.h"
 #include "engine/base/status_macros.h"
@@ -24,7 +24,7 @@ namespace {
 struct RecordOptions {
   EngineOptions engine;
   std::string trace;
-  std::string ids;
+  TextFlags texts;
   std::int64_t max_sequences = 0;  // 0: all
   std::int64_t max_tokens = 0;     // of each; 0: all
   std::int32_t lookahead = 0;
@@ -57,11 +57,10 @@ absl::Status RunText(api::Engine& engine, absl::Span<const base::TokenId> text, 
 }
 
 absl::Status Record(const RecordOptions& options) {
-  if (options.trace.empty() || options.ids.empty()) {
+  if (options.trace.empty() || options.texts.path().empty()) {
     return absl::InvalidArgumentError(
-        "give --trace FILE, to be written, and --force-ids FILE, the texts: JSON {\"ids\": [[id, ...], "
-        "...]}, a "
-        "routing_trace.npz or a trace");
+        "give --trace FILE, to be written, and the texts: --text FILE, plain text, or --force-ids FILE, JSON "
+        "{\"ids\": [[id, ...], ...]}, a routing_trace.npz or a trace");
   }
   COMOE_RETURN_IF_ERROR(CheckEngineOptions(options.engine));
   COMOE_ASSIGN_OR_RETURN(routing::TraceHeader header,
@@ -71,8 +70,7 @@ absl::Status Record(const RecordOptions& options) {
   header.lookahead_width =
       header.lookahead > 0 ? std::min(2 * header.experts_per_token, header.num_experts) : 0;
   header.has_scores = header.lookahead > 0;
-  COMOE_ASSIGN_OR_RETURN(std::vector<std::vector<base::TokenId>> texts,
-                         ReadForcedIds(options.ids, header.vocab_size));
+  COMOE_ASSIGN_OR_RETURN(Texts texts, ReadTexts(options.texts, options.engine.model, header.vocab_size));
   if (options.max_sequences > 0 && texts.size() > static_cast<std::size_t>(options.max_sequences)) {
     texts.resize(static_cast<std::size_t>(options.max_sequences));
   }
@@ -148,8 +146,7 @@ void AddTraceRecordCommand(CLI::App& trace, absl::Status& result) {
   CLI::App* command = trace.add_subcommand("record", "run a model over texts and write its routing");
   AddEngineFlags(*command, options->engine);
   command->add_option("--trace", options->trace, "the file to write");
-  command->add_option("--force-ids", options->ids,
-                      "texts: JSON {\"ids\": [[id, ...], ...]}, a routing_trace.npz or a trace");
+  AddTextFlags(*command, options->texts, "");
   command->add_option("--max-sequences-in-file", options->max_sequences, "the first N texts only, 0 for all")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();

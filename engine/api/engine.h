@@ -42,14 +42,15 @@ class Engine {
 
   // Runs all spans, layer by layer, and samples. A row's result does not depend on the other rows of the
   // step. INVALID_ARGUMENT: the plan breaks a limit or names a token, block or position out of range (nothing
-  // was run). RESOURCE_EXHAUSTED, INTERNAL: an expert could not be served, a device failed.
+  // was run). INTERNAL: a device failed, or host work did so late. An expert that cannot be had fails the
+  // spans that need it, not the step (SpanResult::status).
   virtual absl::StatusOr<StepResult> Step(const StepPlan& plan) = 0;
 
   // Not OK once every step fails for good, and only a new process helps: its device is lost.
   virtual absl::Status health() const { return absl::OkStatus(); }
 
-  // Between steps. A request waits, and the first rows it will compute are these tokens: experts may be fetched
-  // ahead. At most once for each request. Costs next to nothing where nobody makes use of it.
+  // Between steps. A request waits, and the first rows it will compute are these tokens: experts may be
+  // fetched ahead. At most once for each request. Costs next to nothing where nobody makes use of it.
   virtual void HintPrompt(absl::Span<const base::TokenId> /*tokens*/) {}
 
   // Sums over all steps so far. All zero where experts need no serving.

@@ -235,7 +235,8 @@ class Device {
   // Not OK once the device has failed for good: whatever is asked of it fails from then on.
   virtual absl::Status health() const { return absl::OkStatus(); }
   // RESOURCE_EXHAUSTED, with bytes asked and free, when it does not fit. Alignment is a power of two. The
-  // content is undefined. Never called in a step.
+  // content is undefined. Not called in a step, but for scratch of a CUDA stream that a step is the first to
+  // need so much of.
   virtual absl::StatusOr<Buffer> Allocate(MemoryKind kind, std::size_t bytes, std::size_t alignment) = 0;
   // `name` appears in timelines.
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view name, StreamKind kind) = 0;

@@ -12,7 +12,8 @@ namespace comoe::kernels {
 
 // y[t, n] = sum_k x[t, k] w[n, k] + bias[n]. The sum of an output runs over even inputs and over odd inputs,
 // each in order with one fused multiply-add an input (a product and a sum where the processor has none); then
-// even + odd.
+// even + odd. So say the reference loops and the CPU's kernels; a GPU's sum in an order of their own, which
+// may differ with the number of rows.
 struct MatMulArgs {
   tensor::TensorView x;          // [T, K]
   tensor::PackedMatrixView w;    // [N, K]

@@ -4,7 +4,8 @@
 // Letters: T rows of the step, D hidden, F intermediate, E experts, K experts a row uses, H query heads, G
 // key and value heads, P head dim, V vocabulary. Activations are float32, row-major, in views with a row
 // stride. Every function validates shapes and returns INVALID_ARGUMENT naming the op and the mismatch, then
-// runs the table's entry on `stream`. None allocates. Outputs never overlap inputs unless said.
+// runs the table's entry on `stream`. None allocates, but for a
+// CUDA stream's scratch that grows. Outputs never overlap inputs unless said.
 #pragma once
 
 #include "engine/kernels/add.h"              // IWYU pragma: export

@@ -1,6 +1,6 @@
 // One MoE layer's routed experts: hits are computed at once, misses as they arrive or by the host, all into
-// the rows of expert_out that the combine reads in fixed order. So who computes an expert, and when, does not
-// show.
+// the rows of expert_out that the combine reads in fixed order. So when an expert is computed does not show,
+// nor by whom where device and host lane sum alike (not on a GPU).
 #pragma once
 
 #include <cstddef>

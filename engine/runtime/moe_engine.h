@@ -43,8 +43,8 @@ struct EngineParts {
   base::MetricsSink* metrics = nullptr;  // outlives the engine; nullptr: nobody listens
 };
 
-// Allocates KV and workspace; after that no step allocates device memory. RESOURCE_EXHAUSTED says what did
-// not fit.
+// Allocates KV and workspace; after that no step allocates device memory, but for scratch of CUDA kernels
+// when a step is the first to need so much. RESOURCE_EXHAUSTED says what did not fit.
 absl::StatusOr<std::unique_ptr<api::Engine>> MakeEngine(EngineParts parts);
 
 // What the model's facts are, for clients and people; the cache groups are added by MakeEngine.

@@ -1,5 +1,5 @@
-// From what a client asks for to a sequence the scheduler can run: everything that can be refused at once is
-// refused here.
+// From what a client asks for to a sequence the scheduler can run. What is wrong with the request itself is
+// refused here; what depends on the queue, in Mailbox::Post.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@ COMOE = ""
 DEMO = os.path.join(os.environ["COMOE_SOURCE_DIR"], "models", "moe-32x4-demo")
 
 
-def run(*arguments, **env):
-    return subprocess.run([COMOE, "bench", "offload", "--model", DEMO, "--warmup", "0", "--copy-computes", "4",
+def run(*arguments, model=DEMO, **env):
+    return subprocess.run([COMOE, "bench", "offload", "--model", model, "--warmup", "0", "--copy-computes", "4",
                            "--quiet", *arguments], capture_output=True, timeout=600, check=False,
                           env={**os.environ, **env})
 
@@ -101,6 +101,32 @@ class OffloadStudy(unittest.TestCase):
             self.assertEqual(p["served"]["host"] > 0, p["host_lane"] == "on")
         got = run("--policies", "hub", "--host-lanes", "on", "--batch", "1", "--steps", "2")
         self.assertIn(" lane ", got.stdout.decode())
+
+    def test_plain_text_is_cut_into_texts_of_the_models_tokens(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def file(name, data):
+                path = os.path.join(folder, name)
+                with open(path, "wb") as target:
+                    target.write(data)
+                return path
+            book = file("book.txt", "".join(f"Line {i}: the {i * i}th of them, naïve and plain.\n"
+                                            for i in range(400)).encode())
+            out = self.good_json("--text", book, "--policies", "naive,lru", "--batch", "1,8", "--steps", "10")
+            self.assertEqual(out["ids"], book)
+            self.assertEqual([p["tokens"] for p in out["points"]], [10, 10, 80, 80])
+            bare = os.path.join(folder, "bare")
+            shutil.copytree(DEMO, bare, ignore=shutil.ignore_patterns("tokenizer.json", "*.npz", "golden*"))
+            for model, arguments, text in (
+                    (DEMO, ("--text", file("short.txt", b"hi"), "--batch", "1"), "longer text"),
+                    (DEMO, ("--text", file("empty.txt", b"")), "empty.txt holds no text"),
+                    (DEMO, ("--text", file("bad.txt", b"ab\xff")), "bad.txt: the text is not UTF-8 at byte 2"),
+                    (DEMO, ("--text", os.path.join(folder, "none.txt")), "none.txt"),
+                    (bare, ("--text", book), "tokenizer.json: give --force-ids"),
+                    (bare, (), "Give --text FILE")):
+                got = run(*arguments, "--policies", "lru", "--steps", "2", model=model)
+                self.assertEqual((got.returncode, got.stderr.decode().count("\n")), (1, 1), got.stderr)
+                self.assertIn(text, got.stderr.decode())
+        self.assertEqual(run("--text", "a", "--force-ids", "b").returncode, 2)
 
     def test_flags_that_would_do_nothing_are_refused(self):
         for bad, text in ((("--host-lanes", "off,often"), "often"),

@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
-#include "cli/routing_trace.h"
+#include "cli/forced_texts.h"
 #include "gtest/gtest.h"
 #include "scheduler/routing/forwarding_director.h"
 #include "scheduler/routing/mix_predictor.h"

@@ -131,6 +131,13 @@ class Trace(unittest.TestCase):
             target.write(source.read()[:-10])
         self.bad("cut short", "trace", "stats", "--trace", cut)
 
+    def test_plain_text_is_recorded(self):
+        target = os.path.join(self.folder.name, "text.trace")
+        got = run("trace", "record", "--model", DEMO, "--trace", target, "--text", os.path.join(ROOT, "README.md"),
+                  "--max-sequences-in-file", "2", "--quiet")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertIn(b"2 texts, 512 rows", got.stdout)
+
     def test_nothing_half_written(self):
         target = os.path.join(self.folder.name, "never.trace")
         got = run("trace", "record", "--model", DEMO, "--trace", target, "--force-ids",

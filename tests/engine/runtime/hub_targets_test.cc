@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
+#include "cli/forced_texts.h"
 #include "cli/offload_run.h"
-#include "cli/routing_trace.h"
 #include "gtest/gtest.h"
 
 namespace comoe {

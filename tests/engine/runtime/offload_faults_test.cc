@@ -15,8 +15,8 @@
 #include "cli/checkpoint_folder.h"
 #include "cli/engine_bundle.h"
 #include "cli/engine_options.h"
+#include "cli/forced_texts.h"
 #include "cli/offload_run.h"
-#include "cli/routing_trace.h"
 #include "engine/base/rng.h"
 #include "gtest/gtest.h"
 

@@ -128,6 +128,16 @@ TEST(CudaEngine, WhereAllExpertsFitTheyStay) {
   EXPECT_NE((*some)->device_description().find("policy hub"), absl::string_view::npos);
 }
 
+TEST(CudaEngine, WhoSetsTheHubsParametersGetsTheHub) {
+  cli::EngineOptions options = CudaOptions("mixtral");
+  options.given = {"--hub"};
+  options.hub_set = "look_ahead=0";
+  const absl::StatusOr<std::unique_ptr<cli::EngineBundle>> hub = cli::LoadEngine(options);
+  ASSERT_TRUE(hub.ok()) << hub.status();
+  EXPECT_NE((*hub)->device_description().find("policy hub"), absl::string_view::npos)
+      << (*hub)->device_description();
+}
+
 TEST(CudaEngine, StateIsSavedAndPutBack) {
   cli::EngineOptions options = CudaOptions("qwen3_moe");
   options.policy = "resident";
