@@ -1,5 +1,7 @@
 // The engine on a CUDA device, over the fake plugin: device memory that the host must not touch, streams that
 // run on their own. With the reference loops as kernels, every bit is that of the CPU device.
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,9 +15,12 @@
 #include "cli/engine_options.h"
 #include "cli/offline.h"
 #include "engine/device/cuda/cuda_device.h"
+#include "engine/kernels/cuda/cuda_kernels.h"
+#include "engine/kernels/ops.h"
 #include "gtest/gtest.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_cuda_kernels.h"
+#include "tests/support/fake_cuda_launches.h"
 
 namespace comoe {
 namespace {
@@ -44,6 +49,14 @@ cli::EngineOptions CudaOptions(const std::string& model) {
   options.device = "cuda";
   options.device_kernels = &testing::FakeCudaKernels();
   options.make_device = [] { return device::MakeCudaDevice(testing::FakeCudaPlugin(), {}); };
+  return options;
+}
+
+// The operations of a card, down to their launches, which are the fake's.
+cli::EngineOptions LaunchOptions(const std::string& model) {
+  cli::EngineOptions options = CudaOptions(model);
+  options.device_kernels = nullptr;
+  options.make_device = [] { return device::MakeCudaDevice(testing::FakeCudaPluginWithKernels(), {}); };
   return options;
 }
 
@@ -113,6 +126,68 @@ TEST(CudaEngine, EveryPolicyAndTierGivesTheCpusBits) {
         ExpectSame(want, Generate(options));
       }
     }
+  }
+}
+
+TEST(CudaEngine, LaunchesGetWhatTheCpuGets) {
+  for (const char* model : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
+    const Generated want = Generate(CpuOptions(model));
+    for (const char* policy : {"resident", "lru", "hub"}) {
+      for (const char* host_lane : {"off", "on"}) {
+        for (const char* activations : {"f32", "bf16"}) {
+          SCOPED_TRACE(absl::StrCat(model, ", ", policy, ", host lane ", host_lane, ", ", activations));
+          cli::EngineOptions options = LaunchOptions(model);
+          options.policy = policy;
+          options.activations = activations;
+          if (policy != std::string("resident")) {
+            options.host_lane = host_lane;
+            options.expert_cache_fraction = 0.3;
+          }
+          ExpectSame(want, Generate(options));
+        }
+      }
+    }
+  }
+}
+
+// Arguments of more than the ring of a stream has in a part.
+TEST(CudaEngine, AStepMayHaveManyRows) {
+  constexpr std::int64_t kRows = 20000;
+  constexpr std::int64_t kChosen = 8;
+  constexpr std::int64_t kColumns = 4;
+  const std::unique_ptr<device::Device> device =
+      *device::MakeCudaDevice(testing::FakeCudaPluginWithKernels(), {});
+  const auto stream = *device->CreateStream("compute", device::StreamKind::kCompute);
+  const auto rows = [](const device::Buffer& buffer, std::int64_t count) {
+    return tensor::TensorView{buffer.data(), tensor::DType::kF32, count, kColumns, kColumns, {}};
+  };
+  const auto filled = [&device](std::int64_t count, float value) {
+    device::Buffer buffer = *device->Allocate(
+        device::MemoryKind::kPinned, static_cast<std::size_t>(count * kColumns) * sizeof(float), 256);
+    std::fill_n(reinterpret_cast<float*>(buffer.data()), count * kColumns, value);
+    return buffer;
+  };
+  const device::Buffer y = filled(kRows * kChosen, 1.0F);
+  const device::Buffer out = filled(kRows, 0.0F);
+  const device::Buffer again = filled(kRows, 0.0F);
+  std::vector<std::int32_t> source(kRows * kChosen);
+  std::vector<float> weights(source.size());
+  kernels::MoeCombineArgs args;
+  args.y = rows(y, kRows * kChosen);
+  args.source = source;
+  args.weights = weights;
+  for (const device::Buffer* target : {&out, &again}) {
+    for (std::size_t i = 0; i < source.size(); ++i) {
+      source[i] = static_cast<std::int32_t>(i);
+      weights[i] = static_cast<float>(i / kChosen) * (target == &out ? 1.0F : -1.0F);
+    }
+    args.out = rows(*target, kRows);
+    ASSERT_TRUE(kernels::CudaKernels(kernels::CudaPrecision::kExact).moe_combine(args, *stream).ok());
+  }
+  ASSERT_TRUE(stream->Synchronize().ok());
+  for (std::int64_t t = 0; t < kRows; ++t) {
+    ASSERT_EQ(args.out.f32(t)[kColumns - 1], -static_cast<float>(kChosen * t)) << t;
+    ASSERT_EQ(rows(out, kRows).f32(t)[0], static_cast<float>(kChosen * t)) << t;
   }
 }
 

@@ -16,6 +16,7 @@
 #include "scheduler/routing/forwarding_director.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_cuda_kernels.h"
+#include "tests/support/fake_cuda_launches.h"
 
 namespace comoe {
 namespace {
@@ -218,6 +219,23 @@ TEST(FullLayers, GraphsChangeNothing) {
           EXPECT_EQ(graphs, static_cast<std::size_t>(kSteps) - 2);
         }
       }
+    }
+  }
+}
+
+// The same with the operations of a card, whose launches are kept and run again.
+TEST(FullLayers, GraphsOfLaunchesChangeNothing) {
+  for (const char* model : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
+    const Ran want = RunSteps(CpuOptions(model));
+    for (const double share : {0.7, 1.0}) {
+      SCOPED_TRACE(absl::StrCat(model, ", ", share));
+      cli::EngineOptions options = CudaOptions(model, "hub", share);
+      options.device_kernels = nullptr;
+      options.make_device = [] { return device::MakeCudaDevice(testing::FakeCudaPluginWithKernels(), {}); };
+      options.cuda_graphs = "on";
+      const std::size_t before = testing::FakeCudaGraphsRun();
+      ExpectSame(want, RunSteps(options));
+      EXPECT_GT(testing::FakeCudaGraphsRun(), before);
     }
   }
 }
