@@ -39,6 +39,11 @@ std::unique_ptr<Message> NewMessage(const std::string& text) {
 }
 
 TEST(GoldenMessages, OldBytesMeanWhatTheyMeant) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP()
+      << "protobuf's headers give a map field one member more under ThreadSanitizer, and the installed "
+         "libprotobuf, which reads text through reflection, is built without: presets ci and asan run this";
+#endif
   const char* root = std::getenv("COMOE_SOURCE_DIR");
   int num_messages = 0;
   for (const auto& entry : std::filesystem::directory_iterator(
