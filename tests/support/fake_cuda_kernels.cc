@@ -86,27 +86,6 @@ absl::Status RefHeads(const kernels::HeadsArgs& args, device::Stream& stream) {
   return kernels::Heads(kernels::RefKernels(), args, stream);
 }
 
-absl::Status RefTopLogits(const kernels::TopLogitsArgs& args, device::Stream& /*stream*/) {
-  const auto vocab = static_cast<std::size_t>(args.logits.cols);
-  std::vector<std::int32_t> ids(vocab);
-  for (std::int64_t row = 0; row < args.logits.rows; ++row) {
-    const absl::Span<const float> logits(args.logits.f32(row), vocab);
-    const auto rank = [&logits](std::int32_t id) {
-      const float x = logits[static_cast<std::size_t>(id)];
-      return std::pair<bool, float>(!std::isnan(x), std::isnan(x) ? 0.0F : -x);
-    };
-    std::iota(ids.begin(), ids.end(), 0);
-    std::stable_sort(ids.begin(), ids.end(),
-                     [&](std::int32_t a, std::int32_t b) { return rank(a) < rank(b); });
-    for (std::int64_t i = 0; i < args.k; ++i) {
-      const std::int32_t id = ids[static_cast<std::size_t>(i)];
-      args.ids[static_cast<std::size_t>(row * args.k + i)] = id;
-      args.values[static_cast<std::size_t>(row * args.k + i)] = logits[static_cast<std::size_t>(id)];
-    }
-  }
-  return absl::OkStatus();
-}
-
 // The sequences in the "device's" tables, of each stream; changed and read by that stream's work alone.
 struct Table {
   std::vector<kernels::SequenceRows> sequences;
@@ -213,6 +192,27 @@ absl::Status Queued(const Args& args, device::Stream& stream) {
 }
 
 }  // namespace
+
+absl::Status RefTopLogits(const kernels::TopLogitsArgs& args, device::Stream& /*stream*/) {
+  const auto vocab = static_cast<std::size_t>(args.logits.cols);
+  std::vector<std::int32_t> ids(vocab);
+  for (std::int64_t row = 0; row < args.logits.rows; ++row) {
+    const absl::Span<const float> logits(args.logits.f32(row), vocab);
+    const auto rank = [&logits](std::int32_t id) {
+      const float x = logits[static_cast<std::size_t>(id)];
+      return std::pair<bool, float>(!std::isnan(x), std::isnan(x) ? 0.0F : -x);
+    };
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](std::int32_t a, std::int32_t b) { return rank(a) < rank(b); });
+    for (std::int64_t i = 0; i < args.k; ++i) {
+      const std::int32_t id = ids[static_cast<std::size_t>(i)];
+      args.ids[static_cast<std::size_t>(row * args.k + i)] = id;
+      args.values[static_cast<std::size_t>(row * args.k + i)] = logits[static_cast<std::size_t>(id)];
+    }
+  }
+  return absl::OkStatus();
+}
 
 const kernels::KernelTable& FakeCudaKernels() {
   using kernels::KernelTable;

@@ -1,11 +1,8 @@
 #include "tests/support/fake_cuda_launches.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +13,7 @@
 #include "engine/kernels/cuda/cuda_launch.h"
 #include "engine/kernels/ops.h"
 #include "tests/support/fake_cuda.h"
+#include "tests/support/fake_cuda_kernels.h"
 
 namespace comoe::testing {
 namespace {
@@ -269,22 +267,16 @@ void Combine(const kernels::CudaCombineArgs& args, device::Stream& stream) {
   MustRun(RefKernels().moe_combine(ref, stream));
 }
 
-void TopK(const kernels::CudaTopKArgs& args, device::Stream& /*stream*/) {
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(args.vocab));
-  for (std::int64_t row = 0; row < args.rows; ++row) {
-    const float* const logits = args.logits + row * args.logits_stride;
-    const auto rank = [logits](std::int32_t id) {
-      return std::pair<bool, float>(!std::isnan(logits[id]), std::isnan(logits[id]) ? 0.0F : -logits[id]);
-    };
-    std::iota(ids.begin(), ids.end(), 0);
-    std::stable_sort(ids.begin(), ids.end(),
-                     [&](std::int32_t a, std::int32_t b) { return rank(a) < rank(b); });
-    for (std::int64_t i = 0; i < args.k; ++i) {
-      args.ids[row * args.k + i] = ids[static_cast<std::size_t>(i)];
-      if (args.values != nullptr) {
-        args.values[row * args.k + i] = logits[ids[static_cast<std::size_t>(i)]];
-      }
-    }
+void TopK(const kernels::CudaTopKArgs& args, device::Stream& stream) {
+  std::vector<float> values(static_cast<std::size_t>(args.rows * args.k));
+  kernels::TopLogitsArgs ref;
+  ref.logits = View(args.logits, args.rows, args.vocab, args.logits_stride);
+  ref.k = args.k;
+  ref.ids = Count(args.ids, args.rows * args.k);
+  ref.values = absl::MakeSpan(values);
+  MustRun(RefTopLogits(ref, stream));
+  if (args.values != nullptr) {
+    std::copy(values.begin(), values.end(), args.values);
   }
 }
 

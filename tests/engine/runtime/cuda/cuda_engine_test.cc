@@ -191,6 +191,26 @@ TEST(CudaEngine, AStepMayHaveManyRows) {
   }
 }
 
+TEST(CudaEngine, TheHighestLogitsComeInOrder) {
+  const std::unique_ptr<device::Device> device =
+      *device::MakeCudaDevice(testing::FakeCudaPluginWithKernels(), {});
+  const auto stream = *device->CreateStream("compute", device::StreamKind::kCompute);
+  std::vector<float> logits = {1, 9, 3, 9, 2, 5, 4, 8};
+  std::vector<std::int32_t> ids(4);
+  std::vector<float> values(4);
+  std::vector<std::byte> scratch(kernels::TopLogitsScratchBytes(2, 2));
+  kernels::TopLogitsArgs args;
+  args.logits = {reinterpret_cast<std::byte*>(logits.data()), tensor::DType::kF32, 2, 4, 4, {}};
+  args.k = 2;
+  args.scratch = absl::MakeSpan(scratch);
+  args.ids = absl::MakeSpan(ids);
+  args.values = absl::MakeSpan(values);
+  ASSERT_TRUE(kernels::CudaKernels(kernels::CudaPrecision::kExact).top_logits(args, *stream).ok());
+  ASSERT_TRUE(stream->Synchronize().ok());
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{1, 3, 3, 1}));
+  EXPECT_EQ(values, (std::vector<float>{9, 9, 8, 5}));
+}
+
 TEST(CudaEngine, WhereAllExpertsFitTheyStay) {
   cli::EngineOptions options = CudaOptions("qwen3_moe");
   const auto all = cli::LoadEngine(options);
