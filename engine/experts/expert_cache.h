@@ -81,11 +81,12 @@ class ExpertCache {
   virtual absl::StatusOr<Served> Acquire(base::ExpertKey key) = 0;
 
   // Starts to copy a missing expert to device slot `slot`, or through a staging slot (api::kStagingSlot).
-  // nullopt: all staging slots are leased; release one and ask again. An error: it cannot be had.
+  // nullopt: all staging slots are leased, or copies under way have them; release one or wait for one
+  // (UnderWay), and ask again. An error: it cannot be had; TakeVacated tells of the slot.
   virtual absl::StatusOr<std::optional<Served>> Fetch(base::ExpertKey key, std::int32_t slot) = 0;
 
-  // A copy under way: once it has ended, Fetch may find a place. nullopt: no copy is under way. An event that
-  // has happened: ask again now.
+  // A copy under way: once it has ended, Fetch may find a place. An event that has happened: copies have
+  // ended since this was last asked, ask again now. nullopt: none have, and none is under way.
   virtual std::optional<device::Event> UnderWay() { return std::nullopt; }
 
   // Bytes in host memory, for the host lane.

@@ -154,16 +154,19 @@ absl::StatusOr<std::optional<Served>> TieredExpertCache::Fetch(base::ExpertKey k
       Refuse(Tier::kDevice, before, n, true);
     }
   }
-  COMOE_ASSIGN_OR_RETURN(const std::int32_t place,
-                         ToDevice(n, slot, base::CopyReason::kDemand, Lane::kDemand, staged));
-  if (place < 0) {
-    if (device_.num_usable_spares() == 0 || pinned_.num_usable_spares() == 0) {
-      return absl::ResourceExhaustedError("copies that never ended have taken all staging slots");
+  absl::StatusOr<std::int32_t> place = ToDevice(n, slot, base::CopyReason::kDemand, Lane::kDemand, staged);
+  if (place.ok() && *place < 0) {
+    if (device_.num_usable_spares() > 0 && pinned_.num_usable_spares() > 0) {
+      return std::optional<Served>();
     }
-    return std::optional<Served>();
+    place = absl::ResourceExhaustedError("copies that never ended have taken all staging slots");
+  }
+  if (!place.ok()) {
+    Refuse(Tier::kDevice, slot, n, device_.HasSlot(slot) && device_.slot(slot).usable);
+    return place.status();
   }
   CountMiss(n);
-  return Serve({Tier::kDevice, place});
+  return Serve({Tier::kDevice, *place});
 }
 
 std::optional<device::Event> TieredExpertCache::UnderWay() {

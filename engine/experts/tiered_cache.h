@@ -223,10 +223,9 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   // Before the expert leaves a device place: whoever overwrites it waits for what used the whole layer.
   void KeepLastUse(Place& place);
 
-  // tiered_moves.cc: what TransferEngine calls, and what starts copies.
-  void OnCopied(std::int32_t id, const Copy& copy, const absl::Status& status, bool hung) override;
+  // tiered_moves.cc: what starts copies.
   TransferEngine::Start StartGuess(std::int32_t id) override;
-  void Settle() override;
+  // Its place; kNone: there is none now. An error leaves it to the caller to refuse the slot.
   absl::StatusOr<std::int32_t> ToDevice(std::int32_t n, std::int32_t slot, base::CopyReason reason, Lane lane,
                                         std::int32_t staged);
   Target ChooseTarget(std::int32_t n, std::int32_t slot, bool from_pinned) const;
@@ -235,10 +234,15 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   TransferEngine::Start StartPromotion(std::int32_t id);
   absl::Status StartMove(const Move& move);
   std::int32_t FindPinnedSpare(std::int32_t left) const;
-  bool Droppable(base::Tier tier, std::int32_t n) const;
+  std::int32_t KeptForStaging() const;
+
+  // tiered_ends.cc: what their ends mean, and what moves because of them.
+  void OnCopied(std::int32_t id, const Copy& copy, const absl::Status& status, bool hung) override;
+  void Settle() override;
   void FinishGuess(const Copy& copy, const absl::Status& status);
   void CountPrefetched(const Copy& copy, const Place& target, bool current);
-  void FinishEviction(const Copy& copy, const absl::Status& status, bool hung);
+  // Current: the place still is what the copy was to fill.
+  void FinishEviction(const Copy& copy, const absl::Status& status, bool current, bool hung);
   void SettleExpert(std::int32_t n);
   void SettleDevice();
   void SettlePinned();
@@ -257,6 +261,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   void Vacate(Spot spot, bool usable);
   // Takes a guess back that is not on the link; the place that it was staged to, if any.
   std::int32_t TakeBack(base::Tier tier, std::int32_t n, bool cancelled);
+  bool Droppable(base::Tier tier, std::int32_t n) const;
 
   // tiered_load.cc
   void PutInPinnedSlot(std::int32_t slot, std::int32_t n);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "engine/base/log.h"
@@ -355,6 +356,7 @@ void TransferEngine::End(std::int32_t id, const absl::Status& status, bool hung)
   LaneState& own = lane(record.copy.lane);
   --own.under_way;
   --under_way_;
+  ended_ = true;
   if (end.ok()) {
     Measure(record);
   } else {
@@ -408,7 +410,6 @@ void TransferEngine::Measure(const Record& record) {
 
 std::optional<device::Event> TransferEngine::Oldest() {
   const Record* oldest = nullptr;
-  bool ended = false;
   for (std::size_t i = 0; i < records_.size(); ++i) {
     const Record& record = *records_[i];
     if (record.state != Record::State::kUnderWay) {
@@ -416,12 +417,11 @@ std::optional<device::Event> TransferEngine::Oldest() {
     }
     if (record.done.Done()) {
       Finish(static_cast<std::int32_t>(i));
-      ended = true;
     } else if (oldest == nullptr || record.submitted < oldest->submitted) {
       oldest = &record;
     }
   }
-  if (ended) {
+  if (std::exchange(ended_, false)) {
     return device::Event();
   }
   return oldest == nullptr ? std::nullopt : std::make_optional(oldest->done);

@@ -154,8 +154,8 @@ class TransferEngine final : private device::EventListener {
   Copy& copy(std::int32_t id) { return records_[static_cast<std::size_t>(id)]->copy; }
   // Handles the end of a copy whose event has happened before its notification came.
   void Finish(std::int32_t id);
-  // The end of the copy that has been under way for longest; nullopt: none is. Where some have ended and are
-  // not known to have, that is made up for first, and the event has happened.
+  // The end of the copy that has been under way for longest. Where some have ended since this was last asked,
+  // also between a refusal and this question, the event has happened. nullopt: neither.
   std::optional<device::Event> Oldest();
   // Gives up a copy that does not end.
   void GiveUp(std::int32_t id) { End(id, absl::DeadlineExceededError("a copy has not ended"), true); }
@@ -271,6 +271,7 @@ class TransferEngine final : private device::EventListener {
   std::int32_t guesses_in_flight_ = 0;
   std::int32_t promotions_in_flight_ = 0;
   std::int32_t under_way_ = 0;
+  bool ended_ = false;  // some have since Oldest was last asked
   bool stopping_ = false;
   std::optional<bool> stopped_;  // what Stop found
   bool warned_unpinned_ = false;

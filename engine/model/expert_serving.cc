@@ -222,6 +222,9 @@ absl::Status ExpertServing::Finish() {
     const ServingScratch::Miss& miss = s.fetches[next_fetch_];
     COMOE_RETURN_IF_ERROR(GiveUp(miss.work, miss.key,
                                  absl::ResourceExhaustedError("no staging slot is free, and none will be")));
+    if (miss.slot != api::kStagingSlot) {
+      context_.director.OnVacated(base::Tier::kDevice, miss.slot, miss.key, true);
+    }
   }
   if (!ordered_) {
     GiveOrders();

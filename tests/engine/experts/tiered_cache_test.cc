@@ -224,6 +224,40 @@ TEST(TieredCache, StagingSlotsAreLeasedAndReused) {
   EXPECT_EQ(Totals(*cache).tiers[Tier::kHost].hits, 3U);
 }
 
+TEST(TieredCache, WhoFindsNoPlaceHearsOfCopiesThatEnd) {
+  const auto device = Emulated(SlowLink());
+  const auto cache =
+      MakeCache(*device, Exclusive(3, 0), {Order({2, 0}, 0), Order({2, 1}, 1), Order({2, 2}, 2)});
+  ASSERT_NE(cache, nullptr);
+  // The victims of two leave from spares, and what is leased has the others.
+  std::vector<Served> leased;
+  leased.push_back(FetchNow(*cache, {1, 0}, 0));
+  leased.push_back(FetchNow(*cache, {1, 1}, 1));
+  absl::StatusOr<std::optional<Served>> served;
+  std::int32_t next = 2;
+  for (;; ++next) {
+    ASSERT_LT(next, kExperts);
+    served = cache->Fetch({1, next}, api::kStagingSlot);
+    ASSERT_TRUE(served.ok()) << served.status();
+    if (!served->has_value()) {
+      break;
+    }
+    leased.push_back(**std::move(served));
+  }
+  EXPECT_TRUE(cache->UnderWay()->Done());  // those of the start
+  const auto copy = cache->UnderWay();
+  ASSERT_TRUE(copy.has_value());
+  EXPECT_FALSE(copy->Done());
+  // All end, and that is dealt with, before the next question.
+  Quiesce(*cache, *device);
+  const auto ended = cache->UnderWay();
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_TRUE(ended->Done());
+  EXPECT_FALSE(cache->UnderWay().has_value());
+  const Served now = FetchNow(*cache, {1, next}, api::kStagingSlot);
+  EXPECT_TRUE(HoldsItsBytes(now));
+}
+
 TEST(TieredCache, ALeasedSlotIsNotOverwritten) {
   const auto device = Emulated(SlowLink());
   const auto cache = MakeCache(*device, Inclusive(2, 4), {Order({1, 0}, 0)});

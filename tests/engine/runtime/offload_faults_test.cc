@@ -170,6 +170,50 @@ TEST_P(OffloadFaultsTest, ACopyThatNeverEndsDoesTheSame) {
   ExpectOnlyItsSequencesSuffer(GetParam(), device::CopyFault::Hang(), absl::StatusCode::kDeadlineExceeded);
 }
 
+// Many copies fail, in all directions, and one never ends. Afterwards every expert can be had again.
+TEST_P(OffloadFaultsTest, AfterManyFaultsAllIsAsBefore) {
+  constexpr std::int64_t kSequences = 6;
+  const auto expected = RunDecodes(Load(Options(GetParam(), kSequences))->engine(), kSequences, 12);
+  for (const char* tiers : {"inclusive", "exclusive"}) {
+    for (const std::uint64_t seed : {1, 2, 3, 4}) {
+      SCOPED_TRACE(absl::StrCat(tiers, ", seed ", seed));
+      cli::EngineOptions options = Options(GetParam(), kSequences);
+      options.tiers = tiers;
+      options.pinned_bytes = "288KiB";
+      options.host_lane = seed % 2 == 0 ? "on" : "off";
+      options.copy_limit = absl::Seconds(1);
+      bool broken = false;
+      std::uint64_t copies = 0;
+      int hung = 0;
+      options.copy_faults = [&](const device::CopyRequest& copy) {
+        const std::uint64_t draw = base::RandomBits(seed, ++copies) % 100;
+        if (!broken || copy.stage.kind != base::StageKind::kCopy || draw >= 5) {
+          return device::CopyFault::None();
+        }
+        return draw == 0 && ++hung == 1 ? device::CopyFault::Hang()
+                                        : device::CopyFault::Fail(absl::DataLossError("broken copy"));
+      };
+      const std::unique_ptr<cli::EngineBundle> bundle = Load(options);
+      ASSERT_NE(bundle, nullptr);
+      broken = true;
+      for (int round = 0; round < 4; ++round) {
+        RunDecodes(bundle->engine(), kSequences, 8);  // a step's status is not its sequences'
+      }
+      broken = false;
+      EXPECT_GT(bundle->engine().offload_totals().failed_copies, 0U);
+      // Orders that were given while copies still failed may end now.
+      RunDecodes(bundle->engine(), kSequences, 2);
+      const auto again = RunDecodes(bundle->engine(), kSequences, 12);
+      for (std::size_t i = 0; i < again.size(); ++i) {
+        for (std::size_t s = 0; s < again[i].spans.size(); ++s) {
+          ASSERT_TRUE(again[i].spans[s].status.ok()) << again[i].spans[s].status << ", step " << i;
+          EXPECT_EQ(again[i].spans[s].logits, expected[i].spans[s].logits) << "step " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(OffloadFaultsTest, RefusedPinnedMemoryIsSlowAndSaysSo) {
   const auto expected = RunDecodes(Load(Options(GetParam(), 2))->engine(), 2, 8);
   cli::EngineOptions options = Options(GetParam(), 2);
