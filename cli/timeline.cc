@@ -1,5 +1,6 @@
 #include "cli/timeline.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -64,7 +65,11 @@ Timeline::~Timeline() {
 void Timeline::Add(absl::string_view lane, const base::Stage& stage, std::optional<base::WaitEdge> edge,
                    double begin_seconds, double end_seconds, std::size_t bytes) {
   base::MutexLock lock(&mutex_);
-  if (written_ || steps_.empty() || spans_.size() >= kMaxSpans || end_seconds <= begin_seconds) {
+  if (written_ || steps_.empty() || spans_.size() >= kMaxSpans) {
+    return;
+  }
+  begin_seconds = std::max(begin_seconds, steps_.front().begin);
+  if (end_seconds <= begin_seconds) {
     return;
   }
   const int id = lanes_.emplace(std::string(lane), static_cast<int>(lanes_.size()) + 1).first->second;

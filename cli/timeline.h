@@ -17,7 +17,8 @@
 namespace comoe::cli {
 
 // Thread-safe. Keeps spans in memory until `steps` steps have ended (or until it is destroyed), then writes
-// the file, whole or not at all; a failure is logged.
+// the file, whole or not at all; a failure is logged. What goes on when the first step begins is kept from
+// then on.
 class Timeline final : public device::TimelineSink {
  public:
   Timeline(std::string path, std::int64_t steps, const device::Device& device);
