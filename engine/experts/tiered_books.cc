@@ -73,9 +73,14 @@ void TieredExpertCache::Clear(Spot spot) {
   }
   if (spot.tier == Tier::kHost) {
     free_host_.push_back(spot.place);
-  } else if (spot.tier == Tier::kPinned && place.slot >= 0 && options_.exclusive &&
-             !std::exchange(pinned_.slot(place.slot).listed, true)) {
-    empty_pinned_slots_.push_back(place.slot);
+  } else if (spot.tier == Tier::kPinned && place.slot >= 0) {
+    ListEmpty(place.slot);
+  }
+}
+
+void TieredExpertCache::ListEmpty(std::int32_t slot) {
+  if (options_.exclusive && !std::exchange(pinned_.slot(slot).listed, true)) {
+    empty_pinned_slots_.push_back(slot);
   }
 }
 

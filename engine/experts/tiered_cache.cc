@@ -293,8 +293,12 @@ void TieredExpertCache::OrderToPinned(std::int32_t n, const api::FetchOrder& ord
   const Expert& x = expert(n);
   if (x.pinned >= 0) {
     if (!pinned_[x.pinned].leaving) {
+      const std::int32_t before = pinned_[x.pinned].slot;
       Claim(Tier::kPinned, order.slot, n);
       pinned_.GiveTo(order.slot, x.pinned);
+      if (before >= 0 && pinned_.at_slot(before).expert < 0) {
+        ListEmpty(before);
+      }
     } else {
       Refuse(Tier::kPinned, order.slot, n, true);
     }

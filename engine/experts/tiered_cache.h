@@ -257,6 +257,8 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   void Refuse(base::Tier tier, std::int32_t slot, std::int32_t n, bool usable);
   // The expert's bytes are no longer at the spot.
   void Clear(Spot spot);
+  // Exclusive: experts that come to page-locked memory may settle there.
+  void ListEmpty(std::int32_t slot);
   // Clear, and the director learns of it.
   void Vacate(Spot spot, bool usable);
   // Takes a guess back that is not on the link; the place that it was staged to, if any.

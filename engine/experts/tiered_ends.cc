@@ -113,10 +113,7 @@ void TieredExpertCache::FinishEviction(const Copy& copy, const absl::Status& sta
     return;  // it is known to have failed
   }
   if (!status.ok()) {
-    Clear(to);
-    if (hung) {
-      places(to.tier).Lose(to.place);
-    }
+    Vacate(to, !hung);
     return;
   }
   at(to).arrived = device::Event();
@@ -124,7 +121,7 @@ void TieredExpertCache::FinishEviction(const Copy& copy, const absl::Status& sta
     return;
   }
   if (source.slot >= 0 || source.leased() || (from.tier == Tier::kDevice && InUse(source))) {
-    Clear(to);  // wanted again meanwhile
+    Vacate(to, true);  // wanted again meanwhile
   } else {
     Clear(from);
     ++lookups_[from.tier].evictions;
@@ -195,6 +192,13 @@ void TieredExpertCache::SettlePinned() {
       continue;
     }
     if (const std::int32_t slot = FindEmptyPinnedSlot(); slot >= 0) {
+      if (const std::int32_t guess = expert(place.expert).pinned_guess;
+          guess >= 0 && transfers_->guess(guess).state == Guess::State::kQueued) {
+        // It has come by itself, and to another slot than it was ordered to.
+        const std::int32_t ordered = transfers_->guess(guess).slot;
+        TakeBack(Tier::kPinned, place.expert, true);
+        Refuse(Tier::kPinned, ordered, place.expert, true);
+      }
       Claim(Tier::kPinned, slot, place.expert);
       pinned_.GiveTo(slot, p);
     } else if (disk_) {

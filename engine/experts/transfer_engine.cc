@@ -293,7 +293,7 @@ absl::Status TransferEngine::Queue(Record& record, absl::Span<const After> after
       COMOE_RETURN_IF_ERROR(stream.Wait(*before.event, before.edge));
     }
   }
-  record.submitted = device_.Now();
+  record.since = record.submitted = device_.Now();
   if (copy.source != nullptr) {
     COMOE_RETURN_IF_ERROR(stream.CopyAsync(copy.target, copy.source, blob_bytes_));
   } else {
@@ -368,6 +368,18 @@ void TransferEngine::End(std::int32_t id, const absl::Status& status, bool hung)
     link_free_at_ = device_.Now() + left * seconds_per_blob_[base::CopyDirection::kHostToDevice];
   }
   const Copy copy = record.copy;
+  for (const std::unique_ptr<Record>& next : records_) {
+    if (next->state != Record::State::kUnderWay) {
+      continue;
+    }
+    const bool source = next->source.state() != nullptr && next->source.state() == record.done.state();
+    if (source || (next->copy.lane == copy.lane && !hung)) {
+      next->since = device_.Now();
+    }
+    if (source && hung) {
+      next->source = device::Event();
+    }
+  }
   record.begin = record.source = device::Event();
   if (hung) {
     record.state = Record::State::kGivenUp;  // what it reads into stays reserved, and so does the record

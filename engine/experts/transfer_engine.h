@@ -168,15 +168,16 @@ class TransferEngine final : private device::EventListener {
       }
     }
   }
-  // Gives up all that have been under way for longer than the limit, except where `keep` says that somebody
-  // else watches.
+  // Gives up all that take longer than the limit, except where `keep` says that somebody else watches. The
+  // time that a copy waits for its source, and for those before it in its lane as long as any of them ends,
+  // does not count.
   template <typename Keep>
   void GiveUpHung(Keep keep) {
     const double now = device_.Now();
     for (std::size_t i = 0; i < records_.size(); ++i) {
       const Record& record = *records_[i];
-      if (record.state == Record::State::kUnderWay && now - record.submitted > limit_seconds_ &&
-          !record.done.Done() && !keep(record.copy)) {
+      if (record.state == Record::State::kUnderWay && now - record.since > limit_seconds_ &&
+          record.source.Done() && !record.done.Done() && !keep(record.copy)) {
         GiveUp(static_cast<std::int32_t>(i));
       }
     }
@@ -223,6 +224,7 @@ class TransferEngine final : private device::EventListener {
     device::Event source;  // ...and its source there
     device::Event done;
     double submitted = 0.0;
+    double since = 0.0;  // the copy before it in its lane, or its source, ended then, as far as is known
   };
   struct LaneState {
     std::unique_ptr<device::Stream> stream;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/step_context.h"
 
@@ -86,6 +87,15 @@ absl::Status ExpertServing::Classify() {
     absl::StatusOr<experts::Served> served = context_.experts.Acquire(key);
     if (absl::IsResourceExhausted(served.status())) {
       // It was lost on its way since the director last heard, and nothing is free to fetch it through: later.
+      s.fetches.push_back({api::kStagingSlot, work, key});
+      continue;
+    }
+    if (absl::IsFailedPrecondition(served.status())) {
+      // A belief of the director's that is wrong would fail each later step as well.
+      base::Logf(base::LogLevel::kWarning, "experts",
+                 "expert %d of layer %d is not in its slot: it is copied", key.expert, key.layer);
+      context_.director.OnVacated(base::Tier::kDevice, slots.slot[static_cast<std::size_t>(group.expert)],
+                                  key, true);
       s.fetches.push_back({api::kStagingSlot, work, key});
       continue;
     }

@@ -170,6 +170,12 @@ void ForwardPass::Abandon() {
   if (context_.host_lane != nullptr) {
     static_cast<void>(context_.host_lane->Synchronize());
   }
+  // What was decided and not done, or done: the director orders it anew.
+  for (const ServingScratch::Miss& miss : context_.work.serving.fetches) {
+    if (miss.slot != api::kStagingSlot) {
+      context_.director.OnVacated(base::Tier::kDevice, miss.slot, miss.key, true);
+    }
+  }
   context_.work.serving.Clear();
   if (context_.full_layers != nullptr) {
     context_.full_layers->Abandon();

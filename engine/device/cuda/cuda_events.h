@@ -119,6 +119,7 @@ class CudaEvents {
 
   mutable base::Mutex mutex_;
   void* origin_ ABSL_GUARDED_BY(mutex_) = nullptr;  // an event, and when it happened
+  void* next_origin_ ABSL_GUARDED_BY(mutex_) = nullptr;
   double origin_seconds_ ABSL_GUARDED_BY(mutex_) = 0.0;
 
   base::Mutex host_mutex_;

@@ -657,6 +657,37 @@ TEST(TieredCache, DiskIsTheLowestTier) {
   }
 }
 
+// What waits for its turn does not hang, however slow those before it are.
+TEST(TieredCache, ReadsBehindSlowReadsAreNotGivenUp) {
+  const checkpoint::TempDir directory;
+  const auto device = Emulated(SlowLink());
+  TieredOptions options = Inclusive(8, 2);
+  options.packed_path = directory.File("experts");
+  options.transfers.copy_limit = absl::Milliseconds(20);  // a read takes some 5 ms, eight take 40
+  const auto cache = MakeCache(*device, options);
+  ASSERT_NE(cache, nullptr);
+  device::Event last;
+  for (std::int32_t e = 0; e < kExperts; ++e) {
+    Served served = FetchNow(*cache, {1, e}, e);
+    last = served.ready;
+    cache->Release(std::move(served.lease), device::Event());
+  }
+  cache->Prefetch({Order({2, 3}, 1, Tier::kPinned)});
+  cache->LayerPassed(1);
+  const double before = device->Now();
+  EXPECT_TRUE(last.Synchronize().ok());
+  EXPECT_GT(device->Now() - before, 0.02);
+  EXPECT_GT(cache->copies_under_way(), 0);
+  cache->LayerPassed(2);
+  Quiesce(*cache, *device);
+  EXPECT_EQ(Totals(*cache).lost_slots, 0U);
+  EXPECT_EQ(Totals(*cache).failed_copies, 0U);
+  EXPECT_TRUE(HoldsItsBytes(*cache->AcquireHost({2, 3})));
+  for (std::int32_t e = 0; e < kExperts; ++e) {
+    EXPECT_TRUE(HoldsItsBytes(*cache->Acquire({1, e})));
+  }
+}
+
 TEST(TieredCache, TheTableSumsToWhatWasReserved) {
   const auto device = Emulated(SlowLink());
   const auto cache = MakeCache(*device, Exclusive(4, 6));

@@ -170,6 +170,41 @@ TEST_P(OffloadFaultsTest, ACopyThatNeverEndsDoesTheSame) {
   ExpectOnlyItsSequencesSuffer(GetParam(), device::CopyFault::Hang(), absl::StatusCode::kDeadlineExceeded);
 }
 
+// The host lane's rows do not get to the host: the step fails after its misses were decided, and none of them
+// was fetched. The next step finds every expert all the same.
+TEST_P(OffloadFaultsTest, AStepThatEndsInItsMidstIsForgotten) {
+  cli::EngineOptions options = Options(GetParam(), 6);
+  options.host_lane = "on";
+  const auto expected = RunDecodes(Load(options)->engine(), 6, 12);
+  bool broken = false;
+  int injected = 0;
+  options.copy_faults = [&](const device::CopyRequest& copy) {
+    if (!broken || injected > 0 || copy.stage.kind != base::StageKind::kHostExpert ||
+        copy.direction != base::CopyDirection::kDeviceToHost) {
+      return device::CopyFault::None();
+    }
+    ++injected;
+    return device::CopyFault::Fail(absl::DataLossError("broken copy"));
+  };
+  const std::unique_ptr<cli::EngineBundle> bundle = Load(options);
+  ASSERT_NE(bundle, nullptr);
+  RunDecodes(bundle->engine(), 6, 3);
+  broken = true;
+  int failed = 0;
+  for (std::int64_t i = 3; i < 12 && failed == 0; ++i) {
+    failed += bundle->engine().Step(Decode(bundle->engine(), 6, i)).ok() ? 0 : 1;
+  }
+  ASSERT_EQ(injected, 1);
+  EXPECT_EQ(failed, 1);
+  const auto again = RunDecodes(bundle->engine(), 6, 12);
+  for (std::size_t i = 0; i < again.size(); ++i) {
+    for (std::size_t s = 0; s < again[i].spans.size(); ++s) {
+      ASSERT_TRUE(again[i].spans[s].status.ok()) << again[i].spans[s].status << ", step " << i;
+      EXPECT_EQ(again[i].spans[s].logits, expected[i].spans[s].logits) << "step " << i;
+    }
+  }
+}
+
 // Many copies fail, in all directions, and one never ends. Afterwards every expert can be had again.
 TEST_P(OffloadFaultsTest, AfterManyFaultsAllIsAsBefore) {
   constexpr std::int64_t kSequences = 6;
