@@ -368,18 +368,7 @@ void TransferEngine::End(std::int32_t id, const absl::Status& status, bool hung)
     link_free_at_ = device_.Now() + left * seconds_per_blob_[base::CopyDirection::kHostToDevice];
   }
   const Copy copy = record.copy;
-  for (const std::unique_ptr<Record>& next : records_) {
-    if (next->state != Record::State::kUnderWay) {
-      continue;
-    }
-    const bool source = next->source.state() != nullptr && next->source.state() == record.done.state();
-    if (source || (next->copy.lane == copy.lane && !hung)) {
-      next->since = device_.Now();
-    }
-    if (source && hung) {
-      next->source = device::Event();
-    }
-  }
+  StartClocks(record, hung);
   record.begin = record.source = device::Event();
   if (hung) {
     record.state = Record::State::kGivenUp;  // what it reads into stays reserved, and so does the record
@@ -390,6 +379,22 @@ void TransferEngine::End(std::int32_t id, const absl::Status& status, bool hung)
     free_records_.push_back(id);
   }
   client_.OnCopied(id, copy, end, hung);
+}
+
+void TransferEngine::StartClocks(const Record& ended, bool hung) {
+  const double now = device_.Now();
+  for (const std::unique_ptr<Record>& next : records_) {
+    if (next->state != Record::State::kUnderWay) {
+      continue;
+    }
+    const bool reads_it = next->source.state() != nullptr && next->source.state() == ended.done.state();
+    if (reads_it || (next->copy.lane == ended.copy.lane && !hung)) {
+      next->since = now;
+    }
+    if (reads_it && hung) {
+      next->source = device::Event();  // nobody waits for that any more
+    }
+  }
 }
 
 void TransferEngine::Measure(const Record& record) {

@@ -244,6 +244,8 @@ class TransferEngine final : private device::EventListener {
   std::int32_t TakeRecord();
   absl::Status Queue(Record& record, absl::Span<const After> after);
   void End(std::int32_t id, const absl::Status& status, bool hung);
+  // Of copies that may begin now that this one has ended: their limit counts from here.
+  void StartClocks(const Record& ended, bool hung);
   void Measure(const Record& record);
   void Handle(std::uint64_t tag);
   LaneState& lane(Lane which) { return lanes_[static_cast<std::size_t>(which)]; }

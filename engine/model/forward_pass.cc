@@ -170,7 +170,8 @@ void ForwardPass::Abandon() {
   if (context_.host_lane != nullptr) {
     static_cast<void>(context_.host_lane->Synchronize());
   }
-  // What was decided and not done, or done: the director orders it anew.
+  // Of the last layer's decisions some may not have been carried out. Where one was, the cache finds the
+  // expert there when it is asked for it again.
   for (const ServingScratch::Miss& miss : context_.work.serving.fetches) {
     if (miss.slot != api::kStagingSlot) {
       context_.director.OnVacated(base::Tier::kDevice, miss.slot, miss.key, true);
