@@ -186,6 +186,30 @@ class Stream {
                             absl::Duration limit = absl::InfiniteDuration()) = 0;
   // Blocks the caller until all queued work is done, and reports its first error.
   virtual absl::Status Synchronize() = 0;
+  // For HoldUp, below.
+  virtual void BeginHoldUp(base::WaitEdge /*edge*/) {}
+  virtual void EndHoldUp() {}
+};
+
+// While it lives, who queues a compute stream's work is held up and queues none there: what time passes after
+// the work queued before is done is the stream's waiting along `edge`. Not nested. nullptr: nobody is.
+class HoldUp {
+ public:
+  HoldUp(Stream* stream, base::WaitEdge edge) : stream_(stream) {
+    if (stream_ != nullptr) {
+      stream_->BeginHoldUp(edge);
+    }
+  }
+  ~HoldUp() {
+    if (stream_ != nullptr) {
+      stream_->EndHoldUp();
+    }
+  }
+  HoldUp(const HoldUp&) = delete;
+  HoldUp& operator=(const HoldUp&) = delete;
+
+ private:
+  Stream* const stream_;
 };
 
 // Sums since the device was made, in seconds on its clock.

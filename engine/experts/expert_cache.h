@@ -107,6 +107,9 @@ class ExpertCache {
   // Which of its experts, each named once, a layer that was leased has used: for the sums.
   virtual void CountHits(std::int32_t /*layer*/, absl::Span<const std::int32_t> /*experts*/) {}
 
+  // Whether Fetch and Prefetch hold up their caller for as long as copies take: nothing is page-locked.
+  virtual bool copies_hold_up() const { return false; }
+
   // Starts, or queues, copies ahead of need. What cannot be done is dropped, and reported by TakeVacated.
   virtual void Prefetch(absl::Span<const api::FetchOrder> orders) = 0;
 

@@ -108,6 +108,7 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   void LayerPassed(std::int32_t layer) override;
   void Failed(Lease lease, const absl::Status& status) override;
   absl::Span<const Vacated> TakeVacated() override;
+  bool copies_hold_up() const override { return !pinned_.page_locked(); }
   void Describe(api::LaneState& lanes) const override;
   void AddTotals(api::OffloadTotals& totals) const override;
   absl::Span<const api::CopySample> TakeCopySamples() override;

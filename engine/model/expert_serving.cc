@@ -163,12 +163,17 @@ absl::Status ExpertServing::StartHostLane() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::optional<experts::Served>> ExpertServing::Fetch(const ServingScratch::Miss& miss) {
+  const device::HoldUp held_up = context_.WhileQueued(base::WaitEdge::kDemandCopy);
+  return context_.experts.Fetch(miss.key, miss.slot);
+}
+
 // As many as there are places for.
 absl::Status ExpertServing::IssueFetches() {
   ServingScratch& s = context_.work.serving;
   while (next_fetch_ < s.fetches.size()) {
     ServingScratch::Miss& miss = s.fetches[next_fetch_];
-    absl::StatusOr<std::optional<experts::Served>> served = context_.experts.Fetch(miss.key, miss.slot);
+    absl::StatusOr<std::optional<experts::Served>> served = Fetch(miss);
     if (!served.ok()) {
       COMOE_RETURN_IF_ERROR(GiveUp(miss.work, miss.key, served.status()));
       ++next_fetch_;
@@ -187,7 +192,7 @@ absl::Status ExpertServing::IssueFetches() {
 
 // Guesses wait until all that is certain was issued.
 void ExpertServing::GiveOrders() {
-  context_.experts.Prefetch(context_.director.Orders(layer_, context_.Lanes()));
+  context_.GiveOrders(layer_);
   ordered_ = true;
 }
 
@@ -273,6 +278,7 @@ absl::Status ExpertServing::FetchTheRest(std::size_t& next) {
       continue;
     }
     const std::optional<device::Event> copy = context_.experts.UnderWay();
+    const device::HoldUp held_up(&context_.stream, base::WaitEdge::kSlotFree);
     if (!copy.has_value() || absl::IsDeadlineExceeded(copy->Synchronize(context_.copy_limit))) {
       return absl::OkStatus();
     }

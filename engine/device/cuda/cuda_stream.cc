@@ -322,4 +322,16 @@ absl::Status CudaStream::Synchronize() {
   return first;
 }
 
+void CudaStream::BeginHoldUp(base::WaitEdge edge) {
+  if (kind_ == StreamKind::kCompute && meter_.on()) {
+    failed_.Update(Mark({CudaMark::What::kStall, work_.stage, edge, {}, 0}));
+  }
+}
+
+void CudaStream::EndHoldUp() {
+  if (kind_ == StreamKind::kCompute && meter_.on()) {
+    failed_.Update(Mark(working_ ? work_ : CudaMark{}));
+  }
+}
+
 }  // namespace comoe::device

@@ -98,6 +98,8 @@ class CudaStream final : public Stream {
   absl::StatusOr<Event> Record() override;
   absl::Status Wait(const Event& event, base::WaitEdge edge, absl::Duration limit) override;
   absl::Status Synchronize() override;
+  void BeginHoldUp(base::WaitEdge edge) override;
+  void EndHoldUp() override;
 
  private:
   CudaStream(Device& device, CudaContext& context, CudaEvents& events, CudaMeter& meter,

@@ -63,15 +63,25 @@ absl::Status InlineStream::Wait(const Event& event, base::WaitEdge edge, absl::D
   if (state == nullptr || state->Done()) {
     return event.Synchronize(limit);
   }
-  Flush();
-  const Ticks begin = clock_.Now();
+  BeginHoldUp(edge);
   const absl::Status status = state->Await(limit, stop_);
+  EndHoldUp();
+  return status;
+}
+
+// It computes on the caller's thread, so that it has nothing left to do.
+void InlineStream::BeginHoldUp(base::WaitEdge edge) {
+  Flush();
+  held_up_along_ = edge;
+  held_up_begin_ = clock_.Now();
+}
+
+void InlineStream::EndHoldUp() {
   const Ticks end = clock_.Now();
   if (kind_ == StreamKind::kCompute) {
-    clock_.AddStall(edge, begin, end);
+    clock_.AddStall(held_up_along_, held_up_begin_, end);
   }
-  clock_.timeline().Add(name_, stage_, edge, begin, end, 0);
-  return status;
+  clock_.timeline().Add(name_, stage_, held_up_along_, held_up_begin_, end, 0);
 }
 
 absl::Status InlineStream::Synchronize() {

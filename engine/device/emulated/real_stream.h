@@ -32,6 +32,8 @@ class InlineStream final : public EmulatedStream {
   absl::StatusOr<Event> Record() override;
   absl::Status Wait(const Event& event, base::WaitEdge edge, absl::Duration limit) override;
   absl::Status Synchronize() override;
+  void BeginHoldUp(base::WaitEdge edge) override;
+  void EndHoldUp() override;
   void BeginKernel() override { kernel_begin_ = clock_.BeginKernel(lane_); }
   void EndKernel(const KernelWork& work) override;
 
@@ -56,6 +58,8 @@ class InlineStream final : public EmulatedStream {
   base::Stage stage_;
   StageSpan span_{kLongest};
   Ticks kernel_begin_ = 0;
+  base::WaitEdge held_up_along_ = base::WaitEdge::kDemandCopy;  // since...
+  Ticks held_up_begin_ = 0;
   absl::Status status_;       // of the work since the last event
   bool hung_ = false;         // of the work since the last event, a copy never ends
   absl::Status first_error_;  // since the last Synchronize

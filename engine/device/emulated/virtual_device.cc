@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,6 +61,8 @@ struct Lane {
   const StreamKind kind;
   Ticks tail = 0;  // when the work queued so far ends
   base::Stage stage;
+  std::optional<base::WaitEdge> held_up;  // along what, and...
+  Ticks held_up_from = 0;
   StageSpan span{0};
   Ring<PendingCopy> pending;
   std::uint64_t moved = 0;   // copies that `pending` held before its first
@@ -251,6 +254,15 @@ class VirtualStream final : public EmulatedStream {
     lane_.hung = false;
     return std::exchange(lane_.first_error, absl::OkStatus());
   }
+  void BeginHoldUp(base::WaitEdge edge) override {
+    lane_.held_up = edge;
+    lane_.held_up_from = std::max(lane_.tail, device_.now());
+  }
+  void EndHoldUp() override {
+    lane_.span.Flush(device_.timeline(), lane_.name);
+    device_.timeline().Add(lane_.name, lane_.stage, lane_.held_up, lane_.held_up_from, device_.now(), 0);
+    lane_.held_up.reset();
+  }
   void BeginKernel() override { MoveAll(); }
   void EndKernel(const KernelWork& work) override { device_.QueueKernel(lane_, work); }
 
@@ -323,6 +335,12 @@ void VirtualDevice::AdvanceTo(Ticks time) {
 void VirtualDevice::SetNow(Ticks time) {
   if (time <= now_) {
     return;
+  }
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    const Ticks from = std::max(lane->tail, now_);
+    if (lane->held_up.has_value() && lane->kind == StreamKind::kCompute && from < time) {
+      meter_.AddStall(*lane->held_up, from, time);
+    }
   }
   now_ = time;
   for (const std::unique_ptr<Lane>& lane : lanes_) {

@@ -80,6 +80,17 @@ TEST(EmulatedRealTest, KernelsOverlapCopies) {
             times.copy_overlapped[CopyDirection::kHostToDevice] + kSeconds);
 }
 
+TEST(EmulatedRealTest, WhoeverQueuesAPageableCopyIsHeldUp) {
+  EmulatedOptions options = RealOptions();
+  options.rates.pageable_bytes_per_second = 1e9;
+  Rig rig(options);
+  {
+    const HoldUp held_up(rig.compute.get(), WaitEdge::kDemandCopy);
+    ASSERT_TRUE(rig.copy->CopyAsync(rig.slot.data(), rig.pageable.data(), Rig::kBytes).ok());
+  }
+  EXPECT_GE(rig.device->times().stalled[WaitEdge::kDemandCopy], Rig::kBytes / 1e9);
+}
+
 class Expert final : public Stream::HostWork {
  public:
   absl::Status Run(Stream& stream) override {

@@ -122,7 +122,14 @@ class Program {
       case 7:
         return DoWait(static_cast<std::size_t>(Draw(4)));
       default:
-        return Draw(3) == 0 ? DoSynchronize() : DoWait(0);
+        switch (Draw(4)) {
+          case 0:
+            return DoSynchronize();
+          case 1:
+            return DoHoldUp();
+          default:
+            return DoWait(0);
+        }
     }
   }
 
@@ -168,6 +175,25 @@ class Program {
         model_.stalls[static_cast<std::size_t>(edge)].push_back({from, point.time});
       }
       model_.tail[s] = point.time;
+    }
+  }
+
+  // The host waits for what a stream has done by now, and the compute stream for the host.
+  void DoHoldUp() {
+    const auto s = static_cast<std::size_t>(Draw(4));
+    const auto edge = static_cast<WaitEdge>(Draw(base::kNumWaitEdges));
+    const std::int64_t from = Start(0);
+    {
+      const HoldUp held_up(streams_[0], edge);
+      ASSERT_TRUE(RecordOn(*streams_[s]).Synchronize().ok());
+    }
+    model_.now = std::max(model_.now, model_.tail[s]);
+    if (model_.now > from) {
+      if (from > model_.tail[0]) {
+        model_.idle.push_back({model_.tail[0], from});
+      }
+      model_.stalls[static_cast<std::size_t>(edge)].push_back({from, model_.now});
+      model_.tail[0] = model_.now;
     }
   }
 

@@ -261,7 +261,12 @@ TEST_P(OffloadFaultsTest, RefusedPinnedMemoryIsSlowAndSaysSo) {
       EXPECT_EQ(ours[i].spans[s].logits, expected[i].spans[s].logits);
     }
   }
-  EXPECT_GT(bundle->engine().offload_totals().unpinned_copies, 0U);
+  const api::OffloadTotals& totals = bundle->engine().offload_totals();
+  EXPECT_GT(totals.unpinned_copies, 0U);
+  // While whoever queues the device's work is held up by a copy, the device waits for that copy.
+  constexpr auto kLink = base::CopyDirection::kHostToDevice;
+  EXPECT_GT(totals.copy_busy[kLink], 0.0);
+  EXPECT_GE(totals.stalled.Sum(), 0.999 * (totals.copy_busy[kLink] - totals.copy_overlapped[kLink]));
 }
 
 // The packed file is damaged while it is served: who needs what was damaged is told so, with the lane and

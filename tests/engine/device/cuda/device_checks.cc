@@ -294,6 +294,41 @@ absl::Status TimesAddUp(Device& device) {
   return absl::OkStatus();
 }
 
+// However long the host is held up, the device's own work is no longer.
+absl::Status HoldUpsAreWaits(Device& device) {
+  constexpr std::size_t kBytes = std::size_t{1} << 20;
+  COMOE_ASSIGN_OR_RETURN(const Buffer a, device.Allocate(MemoryKind::kDevice, kBytes, 256));
+  COMOE_ASSIGN_OR_RETURN(const Buffer b, device.Allocate(MemoryKind::kDevice, kBytes, 256));
+  COMOE_ASSIGN_OR_RETURN(const auto compute, device.CreateStream("compute", StreamKind::kCompute));
+  for (const bool working : {true, false}) {  // when it begins
+    const device::DeviceTimes before = device.times();
+    const double begin = device.Now();
+    if (working) {
+      compute->SetStage({base::StageKind::kExpert, 1});
+      COMOE_RETURN_IF_ERROR(compute->CopyAsync(b.data(), a.data(), kBytes));
+    }
+    double held_up = 0.0;
+    {
+      const device::HoldUp scope(compute.get(), WaitEdge::kSlotFree);
+      COMOE_ASSIGN_OR_RETURN(const Event drained, compute->Record());
+      COMOE_RETURN_IF_ERROR(drained.Synchronize());
+      const double since = device.Now();
+      absl::SleepFor(absl::Milliseconds(20));
+      held_up = device.Now() - since;
+    }
+    compute->SetStage({base::StageKind::kExpert, 2});
+    COMOE_RETURN_IF_ERROR(compute->CopyAsync(b.data(), a.data(), kBytes));
+    COMOE_RETURN_IF_ERROR(compute->Synchronize());
+    const double wall = device.Now() - begin;
+    const device::DeviceTimes after = device.times();
+    const double stalled = after.stalled[WaitEdge::kSlotFree] - before.stalled[WaitEdge::kSlotFree];
+    const double computed = after.compute - before.compute;
+    CHECK_THAT(stalled > held_up - 1e-3);
+    CHECK_THAT(computed > 0.0 && computed < wall - stalled + 1e-3);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status PageableCopiesCount(Device& device) {
   COMOE_ASSIGN_OR_RETURN(const Buffer host, device.Allocate(MemoryKind::kHost, 1 << 20, 256));
   COMOE_ASSIGN_OR_RETURN(const Buffer back, device.Allocate(MemoryKind::kHost, 1 << 20, 256));
@@ -325,6 +360,7 @@ const std::vector<DeviceCheck>& DeviceChecks() {
                                     {"listeners hear", ListenersHear},
                                     {"staged arguments last", StagedArgumentsLast},
                                     {"times add up", TimesAddUp},
+                                    {"hold-ups are waits", HoldUpsAreWaits},
                                     {"pageable copies count", PageableCopiesCount}};
   return checks;
 }
