@@ -172,11 +172,13 @@ absl::Status LoadTiered(const EngineOptions& options, const CheckpointFolder& fo
   COMOE_ASSIGN_OR_RETURN(const TierBudget budget, PlanTiers(options, plan.num_experts, plan.expert_bytes));
   experts::TieredOptions tiers = TieredOptions(options, budget);
   COMOE_ASSIGN_OR_RETURN(const runtime::CopyRates rates,
-                         runtime::MeasureCopies(*bundle.device_, plan.expert_bytes));
-  if (rates.host_to_device > 0.0 && rates.host_to_host > 0.0) {
+                         runtime::MeasureCopies(*bundle.device_, plan.expert_bytes, tiers.page_lock));
+  if (rates.host_to_device > 0.0) {
     tiers.transfers.initial_link_bytes_per_second = rates.host_to_device;
+  }
+  if (rates.host_to_host > 0.0) {
     tiers.transfers.initial_host_bytes_per_second = rates.host_to_host;
-    tiers.transfers.initial_rates_measured = true;
+    tiers.transfers.initial_rates_measured = rates.host_to_device > 0.0;
   }
   COMOE_ASSIGN_OR_RETURN(
       std::unique_ptr<experts::TieredExpertCache> cache,

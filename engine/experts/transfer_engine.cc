@@ -416,7 +416,7 @@ void TransferEngine::Measure(const Record& record) {
   // Copies in one direction go one after the other, whatever their streams: what counts begins where the one
   // before ended.
   double& last_end = last_end_[copy.direction];
-  if (end < last_end || copy.pageable) {
+  if (end < last_end) {
     return;
   }
   const double seconds = end - std::max(begin, std::exchange(last_end, end));

@@ -56,13 +56,16 @@ absl::StatusOr<double> BytesPerSecond(device::Device& device, device::StreamKind
 
 }  // namespace
 
-absl::StatusOr<CopyRates> MeasureCopies(device::Device& device, std::size_t blob_bytes) {
+absl::StatusOr<CopyRates> MeasureCopies(device::Device& device, std::size_t blob_bytes, bool page_lock) {
   CopyRates rates;
   COMOE_ASSIGN_OR_RETURN(const device::Buffer on_device,
                          ZeroBlob(device, device::MemoryKind::kDevice, blob_bytes));
   COMOE_ASSIGN_OR_RETURN(const device::Buffer host, ZeroBlob(device, device::MemoryKind::kHost, blob_bytes));
   // Where nothing can be page-locked, copies are pageable: that is then their rate.
-  absl::StatusOr<device::Buffer> pinned = ZeroBlob(device, device::MemoryKind::kPinned, blob_bytes);
+  absl::StatusOr<device::Buffer> pinned = absl::UnavailableError("not asked for");
+  if (page_lock) {
+    pinned = ZeroBlob(device, device::MemoryKind::kPinned, blob_bytes);
+  }
   std::byte* const near = pinned.ok() ? pinned->data() : host.data();
   using device::StreamKind;
   COMOE_ASSIGN_OR_RETURN(rates.host_to_device,

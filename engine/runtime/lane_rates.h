@@ -21,13 +21,13 @@ absl::StatusOr<api::LaneState> MeasureLanes(const tensor::BlobLayout& layout,
                                             device::Stream& compute, model::HostLane* host_lane,
                                             device::Device& device);
 
-// Bytes a second of one blob's copy alone, page-locked where it crosses the link; 0 where events carry no
-// time.
+// Bytes a second of one blob's copy alone; 0 where events carry no time. `page_lock`: what crosses the link
+// is page-locked, if it can be.
 struct CopyRates {
   double host_to_device = 0.0;
   double device_to_host = 0.0;
-  double host_to_host = 0.0;
+  double host_to_host = 0.0;  // into page-locked memory; 0: there is none
 };
-absl::StatusOr<CopyRates> MeasureCopies(device::Device& device, std::size_t blob_bytes);
+absl::StatusOr<CopyRates> MeasureCopies(device::Device& device, std::size_t blob_bytes, bool page_lock);
 
 }  // namespace comoe::runtime

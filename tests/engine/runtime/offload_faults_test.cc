@@ -263,8 +263,12 @@ TEST_P(OffloadFaultsTest, RefusedPinnedMemoryIsSlowAndSaysSo) {
   }
   const api::OffloadTotals& totals = bundle->engine().offload_totals();
   EXPECT_GT(totals.unpinned_copies, 0U);
-  // While whoever queues the device's work is held up by a copy, the device waits for that copy.
   constexpr auto kLink = base::CopyDirection::kHostToDevice;
+  // Decisions go by what copies take here, one after the other.
+  const api::CopyTotals& copies = totals.copies[kLink];
+  const double rate = static_cast<double>(copies.bytes.Sum()) / copies.seconds;
+  EXPECT_NEAR(copies.bytes_per_second, rate, 0.02 * rate);
+  // While whoever queues the device's work is held up by a copy, the device waits for that copy.
   EXPECT_GT(totals.copy_busy[kLink], 0.0);
   EXPECT_GE(totals.stalled.Sum(), 0.999 * (totals.copy_busy[kLink] - totals.copy_overlapped[kLink]));
 }
