@@ -108,7 +108,7 @@ absl::string_view DependencyOf(WaitEdge edge) {
     case WaitEdge::kPrefetchCopy:
       return "dependency: guesses are right but start late";
     case WaitEdge::kSlotFree:
-      return "dependency: copies wait for slots that are still read";
+      return "dependency: copies wait for slots that are still read, or on their way";
     case WaitEdge::kStaged:
       return "dependency: copies wait for their source to be staged in page-locked memory";
     case WaitEdge::kHostLane:

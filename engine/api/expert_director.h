@@ -73,7 +73,7 @@ struct LookaheadObservation {
 
 // What is known of the lanes at the moment of a decision; rates are measured, or given until they are.
 struct LaneState {
-  double link_seconds_per_expert = 0;    // one blob from page-locked memory to the device, alone
+  double link_seconds_per_expert = 0;    // one blob to the device, alone
   double link_queue_seconds = 0;         // until copies that are under way or certain have ended
   double device_seconds_per_expert = 0;  // computing one on the device, few rows
   double host_seconds_per_expert = 0;    // computing one on the host, few rows; 0: there is no host lane

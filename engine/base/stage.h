@@ -65,8 +65,8 @@ struct Stage {
 // The edges of a step's graph along which one lane waits for another: the causes of a stall.
 enum class WaitEdge : std::uint8_t {
   kDemandCopy,    // an expert that was missing is on its way
-  kPrefetchCopy,  // a guess was right, but late
-  kSlotFree,      // a copy's target is still read
+  kPrefetchCopy,  // a guess was right, but late; or a guess holds up who queues it
+  kSlotFree,      // a copy's target is still read, or a copy finds no place before another ends
   kStaged,        // a copy's source is not in page-locked memory yet
   kHostLane,      // the host still computes an expert
   kRows           // the host lane waits for its inputs

@@ -186,22 +186,27 @@ class Stream {
                             absl::Duration limit = absl::InfiniteDuration()) = 0;
   // Blocks the caller until all queued work is done, and reports its first error.
   virtual absl::Status Synchronize() = 0;
-  // For HoldUp, below.
+
+ private:
+  friend class HoldUp;
   virtual void BeginHoldUp(base::WaitEdge /*edge*/) {}
   virtual void EndHoldUp() {}
+
+  int hold_ups_ = 0;
 };
 
 // While it lives, who queues a compute stream's work is held up and queues none there: what time passes after
-// the work queued before is done is the stream's waiting along `edge`. Not nested. nullptr: nobody is.
-class HoldUp {
+// the work queued before is done is the stream's waiting along `edge`. For who uses the stream. One within
+// another changes nothing. nullptr: nobody is held up.
+class [[nodiscard]] HoldUp {
  public:
   HoldUp(Stream* stream, base::WaitEdge edge) : stream_(stream) {
-    if (stream_ != nullptr) {
+    if (stream_ != nullptr && stream_->hold_ups_++ == 0) {
       stream_->BeginHoldUp(edge);
     }
   }
   ~HoldUp() {
-    if (stream_ != nullptr) {
+    if (stream_ != nullptr && --stream_->hold_ups_ == 0) {
       stream_->EndHoldUp();
     }
   }

@@ -76,6 +76,10 @@ class ExpertCache {
  public:
   virtual ~ExpertCache() = default;
 
+  // The compute stream that the owner queues work on, from now on; nullptr: none any more. It hears
+  // (device::HoldUp) of copies that hold up the owner, as those from memory that is not page-locked do.
+  virtual void UseStream(device::Stream* /*stream*/) {}
+
   // Bytes on the device of an expert that the director's slot map says is there or on its way. NOT_FOUND for
   // a key the model does not have, FAILED_PRECONDITION when it is not there after all.
   virtual absl::StatusOr<Served> Acquire(base::ExpertKey key) = 0;
@@ -106,9 +110,6 @@ class ExpertCache {
   virtual void ReleaseLayer(std::int32_t /*layer*/, const device::Event& /*last_use*/) {}
   // Which of its experts, each named once, a layer that was leased has used: for the sums.
   virtual void CountHits(std::int32_t /*layer*/, absl::Span<const std::int32_t> /*experts*/) {}
-
-  // Whether Fetch and Prefetch hold up their caller for as long as copies take: nothing is page-locked.
-  virtual bool copies_hold_up() const { return false; }
 
   // Starts, or queues, copies ahead of need. What cannot be done is dropped, and reported by TakeVacated.
   virtual void Prefetch(absl::Span<const api::FetchOrder> orders) = 0;

@@ -91,6 +91,9 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   // is what was reserved plus one layer. INVALID_ARGUMENT for an order that cannot be carried out.
   absl::Status Load(const TieredSource& source);
 
+  void UseStream(device::Stream* stream) override {
+    transfers_->UseStream(pinned_.page_locked() ? nullptr : stream);
+  }
   // An expert that was lost since TakeVacated was called last is fetched through staging;
   // RESOURCE_EXHAUSTED when that is all leased.
   absl::StatusOr<Served> Acquire(base::ExpertKey key) override;
@@ -108,7 +111,6 @@ class TieredExpertCache final : public ExpertCache, private TransferEngine::Clie
   void LayerPassed(std::int32_t layer) override;
   void Failed(Lease lease, const absl::Status& status) override;
   absl::Span<const Vacated> TakeVacated() override;
-  bool copies_hold_up() const override { return !pinned_.page_locked(); }
   void Describe(api::LaneState& lanes) const override;
   void AddTotals(api::OffloadTotals& totals) const override;
   absl::Span<const api::CopySample> TakeCopySamples() override;

@@ -26,6 +26,20 @@ double SecondsOf(const device::Event& event) {
   return event.state() == nullptr ? std::numeric_limits<double>::quiet_NaN() : event.state()->Seconds();
 }
 
+// What waits for a copy of that lane waits along.
+base::WaitEdge EdgeOf(Lane lane) {
+  switch (lane) {
+    case Lane::kGuess:
+      return base::WaitEdge::kPrefetchCopy;
+    case Lane::kEvict:
+      return base::WaitEdge::kSlotFree;
+    case Lane::kDemand:
+    case Lane::kStage:
+      break;
+  }
+  return base::WaitEdge::kDemandCopy;
+}
+
 }  // namespace
 
 absl::Status TransferEngine::DiskRead::Run(device::Stream& stream) {
@@ -138,12 +152,27 @@ bool TransferEngine::Stop() {
   return *stopped_;
 }
 
+void TransferEngine::UseStream(device::Stream* stream) {
+  const Scope scope(*this);
+  stream_ = stream;
+}
+
 void TransferEngine::Enter() {
-  base::MutexLock lock(&mutex_);
-  while (held_) {
-    free_.Wait(&mutex_);
+  if (!TryEnter()) {
+    // Others queue guesses.
+    const device::HoldUp held_up(stream_, base::WaitEdge::kPrefetchCopy);
+    base::MutexLock lock(&mutex_);
+    while (held_) {
+      free_.Wait(&mutex_);
+    }
+    held_ = true;
   }
-  held_ = true;
+  by_owner_ = true;
+}
+
+bool TransferEngine::TryEnter() {
+  base::MutexLock lock(&mutex_);
+  return !std::exchange(held_, true);
 }
 
 void TransferEngine::Leave() { Drain(); }
@@ -158,6 +187,8 @@ void TransferEngine::OnEvent(std::uint64_t tag) {
     }
     held_ = true;
   }
+  // Where time is simulated, whoever lets it pass is notified: the owner.
+  by_owner_ = device_.simulated();
   Drain();
 }
 
@@ -295,6 +326,7 @@ absl::Status TransferEngine::Queue(Record& record, absl::Span<const After> after
   }
   record.since = record.submitted = device_.Now();
   if (copy.source != nullptr) {
+    const device::HoldUp held_up(HeldUpBy(copy), EdgeOf(copy.lane));
     COMOE_RETURN_IF_ERROR(stream.CopyAsync(copy.target, copy.source, blob_bytes_));
   } else {
     record.read.file = copy.file;

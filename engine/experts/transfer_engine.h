@@ -126,8 +126,12 @@ class TransferEngine final : private device::EventListener {
   // queued afterwards. Whether all copies have ended: otherwise some may touch their memory for ever.
   bool Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // For who opens scopes where copies hold up whoever queues them: the compute stream that thread queues work
+  // on, which is to hear of it. nullptr: none.
+  void UseStream(device::Stream* stream) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Exclusive use; what was notified meanwhile is handled, and guesses are started, when it ends. Blocks
-  // while another thread holds one, which is never for long. Not reentrant.
+  // while another thread holds one: never for long, unless that queues a pageable copy. Not reentrant.
   class Scope {
    public:
     explicit Scope(TransferEngine& engine) : engine_(engine) { engine_.Enter(); }
@@ -148,7 +152,8 @@ class TransferEngine final : private device::EventListener {
     std::int32_t id = kNone;
     device::Event done;
   };
-  // Queues a copy after `after`. Does not block. An error: it was not queued, or what it needs has failed.
+  // Queues a copy after `after`. Does not block, but for a pageable one. An error: it was not queued, or what
+  // it needs has failed.
   absl::StatusOr<Submitted> Submit(const Copy& copy, absl::Span<const After> after);
   // Copies under way only.
   Copy& copy(std::int32_t id) { return records_[static_cast<std::size_t>(id)]->copy; }
@@ -234,6 +239,7 @@ class TransferEngine final : private device::EventListener {
   TransferEngine(device::Device& device, std::size_t blob_bytes, const TransferOptions& options,
                  Client& client);
   void Enter() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool TryEnter() ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnEvent(std::uint64_t tag) override ABSL_LOCKS_EXCLUDED(mutex_);
   // The holder's last act: until nothing more has been notified.
@@ -243,6 +249,8 @@ class TransferEngine final : private device::EventListener {
 
   std::int32_t TakeRecord();
   absl::Status Queue(Record& record, absl::Span<const After> after);
+  // Who is held up when such a copy is queued.
+  device::Stream* HeldUpBy(const Copy& copy) const { return copy.pageable && by_owner_ ? stream_ : nullptr; }
   void End(std::int32_t id, const absl::Status& status, bool hung);
   // Of copies that may begin now that this one has ended: their limit counts from here.
   void StartClocks(const Record& ended, bool hung);
@@ -264,6 +272,8 @@ class TransferEngine final : private device::EventListener {
   std::int32_t awaited_ ABSL_GUARDED_BY(mutex_) = 0;  // notifications that are still to come
 
   // All below: within a scope.
+  device::Stream* stream_ = nullptr;  // written by who opens scopes, which may read it at any time
+  bool by_owner_ = false;             // the scope was opened; else its holder was notified
   std::vector<LaneState> lanes_;
   std::vector<std::unique_ptr<Record>> records_;
   std::vector<std::int32_t> free_records_;

@@ -163,17 +163,12 @@ absl::Status ExpertServing::StartHostLane() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<experts::Served>> ExpertServing::Fetch(const ServingScratch::Miss& miss) {
-  const device::HoldUp held_up = context_.WhileQueued(base::WaitEdge::kDemandCopy);
-  return context_.experts.Fetch(miss.key, miss.slot);
-}
-
 // As many as there are places for.
 absl::Status ExpertServing::IssueFetches() {
   ServingScratch& s = context_.work.serving;
   while (next_fetch_ < s.fetches.size()) {
     ServingScratch::Miss& miss = s.fetches[next_fetch_];
-    absl::StatusOr<std::optional<experts::Served>> served = Fetch(miss);
+    absl::StatusOr<std::optional<experts::Served>> served = context_.experts.Fetch(miss.key, miss.slot);
     if (!served.ok()) {
       COMOE_RETURN_IF_ERROR(GiveUp(miss.work, miss.key, served.status()));
       ++next_fetch_;
@@ -192,7 +187,7 @@ absl::Status ExpertServing::IssueFetches() {
 
 // Guesses wait until all that is certain was issued.
 void ExpertServing::GiveOrders() {
-  context_.GiveOrders(layer_);
+  context_.experts.Prefetch(context_.director.Orders(layer_, context_.Lanes()));
   ordered_ = true;
 }
 
@@ -278,8 +273,11 @@ absl::Status ExpertServing::FetchTheRest(std::size_t& next) {
       continue;
     }
     const std::optional<device::Event> copy = context_.experts.UnderWay();
+    if (!copy.has_value()) {
+      return absl::OkStatus();
+    }
     const device::HoldUp held_up(&context_.stream, base::WaitEdge::kSlotFree);
-    if (!copy.has_value() || absl::IsDeadlineExceeded(copy->Synchronize(context_.copy_limit))) {
+    if (absl::IsDeadlineExceeded(copy->Synchronize(context_.copy_limit))) {
       return absl::OkStatus();
     }
   }

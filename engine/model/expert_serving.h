@@ -5,12 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "engine/experts/expert_cache.h"
 #include "engine/kernels/expert_ffn.h"
 #include "engine/model/serving_scratch.h"
 
@@ -38,7 +35,6 @@ class ExpertServing {
   absl::Status Classify();
   absl::Status Decide();
   absl::Status StartHostLane();
-  absl::StatusOr<std::optional<experts::Served>> Fetch(const ServingScratch::Miss& miss);
   absl::Status IssueFetches();
   void GiveOrders();
   absl::Status Compute(absl::Span<const kernels::ExpertRows> work, std::int32_t expert);

@@ -74,7 +74,7 @@ absl::Status ForwardPass::RunLayers() {
     std::fill(work.row_status.begin(), work.row_status.end(), absl::OkStatus());
   }
   if (context_.full_layers == nullptr || !context_.full_layers->NextIsFull(-1)) {
-    context_.GiveOrders(-1);
+    context_.experts.Prefetch(context_.director.Orders(-1, context_.Lanes()));
   }
   context_.stream.SetStage({base::StageKind::kEmbed});
   COMOE_RETURN_IF_ERROR(

@@ -231,7 +231,7 @@ void GiveOrders(const StepContext& context, std::int32_t layer) {
   if (context.full_layers->NextIsFull(layer)) {
     return;
   }
-  context.GiveOrders(layer);
+  context.experts.Prefetch(context.director.Orders(layer, context.Lanes()));
 }
 
 absl::Status TellRouting(const StepContext& context, Tell which) {

@@ -56,16 +56,6 @@ struct StepContext {
     }
     return now;
   }
-  // To be kept while copies are queued: where that takes as long as the copies, it is waiting along `edge`.
-  device::HoldUp WhileQueued(base::WaitEdge edge) const {
-    return {experts.copies_hold_up() ? &stream : nullptr, edge};
-  }
-  // Guesses for layers after `layer`.
-  void GiveOrders(std::int32_t layer) const {
-    const absl::Span<const api::FetchOrder> orders = director.Orders(layer, Lanes());
-    const device::HoldUp held_up = WhileQueued(base::WaitEdge::kPrefetchCopy);
-    experts.Prefetch(orders);
-  }
   // The first T rows of a workspace matrix.
   tensor::TensorView Use(const tensor::TensorView& matrix) const { return matrix.Rows(0, rows); }
 };

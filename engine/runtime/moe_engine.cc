@@ -97,7 +97,11 @@ class MoeEngine final : public api::Engine {
       ReportMemory(*parts_.metrics, parts_, capacity_, host_lane_ == nullptr ? 0 : host_lane_->bytes());
     }
     capacity_.max_positions = std::min(parts_.config.context_length, blocks * tensor::kKvBlockTokens);
+    parts_.experts->UseStream(stream_.get());
   }
+  ~MoeEngine() override { parts_.experts->UseStream(nullptr); }
+  MoeEngine(const MoeEngine&) = delete;
+  MoeEngine& operator=(const MoeEngine&) = delete;
 
   const api::ModelInfo& model_info() const override { return parts_.info; }
   const api::EngineCapacity& capacity() const override { return capacity_; }

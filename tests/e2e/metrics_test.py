@@ -182,7 +182,9 @@ class ReasonsTest(unittest.TestCase):
             client = traffic.Traffic(server.channel, random.Random(1), "client")
             for call in (*client.bad(), client.aborted, client.cancelled):
                 call()
-            client.late(choices=1)  # no more may wait here
+            # One choice, as no more may wait here. Long, as the server takes a client that leaves 28 ms before a
+            # deadline of 0.4 s for one that cancels: on a busy machine the way there takes that long.
+            client.late(choices=1, timeout=4)
             running = Begun(server.inference.GenerateStream(
                 stream_request(max_tokens=1900, request_id="running", stopping={"ignore_eos": True}),
                 timeout=CALL_TIMEOUT_S))

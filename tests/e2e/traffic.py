@@ -181,9 +181,9 @@ class Traffic:
         call.cancel()
         return 1
 
-    def late(self, choices=8):
+    def late(self, choices=8, timeout=0.4):
         """Past its deadline before it is done. On an idle server it gives tokens first."""
-        stream = Stream(self._open(self._prompt(), LONG, sampling={"n": choices}, stopping=FOREVER, timeout=0.4))
+        stream = Stream(self._open(self._prompt(), LONG, sampling={"n": choices}, stopping=FOREVER, timeout=timeout))
         assert stream.code == Code.DEADLINE_EXCEEDED, stream.code
         return 1 if stream.deltas else 0
 

@@ -1,6 +1,7 @@
 // What the lanes of a CUDA device did and when, from events that the GPU stamps: sums (DeviceTimes) and, when
 // somebody listens, a timeline. Costs two events a copy, one a wait of the compute stream for something that
-// has not happened yet, and two a stretch of work between synchronisations; nothing when it is off.
+// has not happened yet, two a stretch of work between synchronisations and two a hold-up; nothing when it is
+// off.
 #pragma once
 
 #include <atomic>

@@ -323,13 +323,13 @@ absl::Status CudaStream::Synchronize() {
 }
 
 void CudaStream::BeginHoldUp(base::WaitEdge edge) {
-  if (kind_ == StreamKind::kCompute && meter_.on()) {
+  if (kind_ == StreamKind::kCompute && meter_.on() && !capturing_) {
     failed_.Update(Mark({CudaMark::What::kStall, work_.stage, edge, {}, 0}));
   }
 }
 
 void CudaStream::EndHoldUp() {
-  if (kind_ == StreamKind::kCompute && meter_.on()) {
+  if (kind_ == StreamKind::kCompute && meter_.on() && !capturing_) {
     failed_.Update(Mark(working_ ? work_ : CudaMark{}));
   }
 }

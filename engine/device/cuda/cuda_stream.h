@@ -98,12 +98,12 @@ class CudaStream final : public Stream {
   absl::StatusOr<Event> Record() override;
   absl::Status Wait(const Event& event, base::WaitEdge edge, absl::Duration limit) override;
   absl::Status Synchronize() override;
-  void BeginHoldUp(base::WaitEdge edge) override;
-  void EndHoldUp() override;
 
  private:
   CudaStream(Device& device, CudaContext& context, CudaEvents& events, CudaMeter& meter,
              absl::string_view name, StreamKind kind);
+  void BeginHoldUp(base::WaitEdge edge) override;
+  void EndHoldUp() override;
   absl::Status Mark(const CudaMark& mark);
   absl::Status NextPart();
   absl::StatusOr<std::byte*> StageApart(std::size_t bytes);

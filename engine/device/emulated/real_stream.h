@@ -32,8 +32,6 @@ class InlineStream final : public EmulatedStream {
   absl::StatusOr<Event> Record() override;
   absl::Status Wait(const Event& event, base::WaitEdge edge, absl::Duration limit) override;
   absl::Status Synchronize() override;
-  void BeginHoldUp(base::WaitEdge edge) override;
-  void EndHoldUp() override;
   void BeginKernel() override { kernel_begin_ = clock_.BeginKernel(lane_); }
   void EndKernel(const KernelWork& work) override;
 
@@ -45,6 +43,8 @@ class InlineStream final : public EmulatedStream {
   absl::Status TakeError();
 
  private:
+  void BeginHoldUp(base::WaitEdge edge) override;
+  void EndHoldUp() override;
   void Flush() { span_.Flush(clock_.timeline(), name_); }
 
   RealClock& clock_;

@@ -158,6 +158,7 @@ class VirtualDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(absl::string_view name, StreamKind kind) override;
   void Notify(const Event& event, EventListener& listener, std::uint64_t tag) override;
   double Now() const override { return ToSeconds(now_); }
+  bool simulated() const override { return true; }
   DeviceTimes times() const override { return meter_.times(); }
   void SetTimeline(TimelineSink* sink) override {
     for (const std::unique_ptr<Lane>& lane : lanes_) {
@@ -254,19 +255,21 @@ class VirtualStream final : public EmulatedStream {
     lane_.hung = false;
     return std::exchange(lane_.first_error, absl::OkStatus());
   }
+  void BeginKernel() override { MoveAll(); }
+  void EndKernel(const KernelWork& work) override { device_.QueueKernel(lane_, work); }
+
+ private:
   void BeginHoldUp(base::WaitEdge edge) override {
     lane_.held_up = edge;
     lane_.held_up_from = std::max(lane_.tail, device_.now());
   }
   void EndHoldUp() override {
-    lane_.span.Flush(device_.timeline(), lane_.name);
-    device_.timeline().Add(lane_.name, lane_.stage, lane_.held_up, lane_.held_up_from, device_.now(), 0);
+    if (lane_.held_up_from < device_.now()) {
+      lane_.span.Flush(device_.timeline(), lane_.name);
+      device_.timeline().Add(lane_.name, lane_.stage, lane_.held_up, lane_.held_up_from, device_.now(), 0);
+    }
     lane_.held_up.reset();
   }
-  void BeginKernel() override { MoveAll(); }
-  void EndKernel(const KernelWork& work) override { device_.QueueKernel(lane_, work); }
-
- private:
   // What runs on the stream now sees what was copied on it before.
   void MoveAll() { lane_.MoveBefore(std::numeric_limits<std::uint64_t>::max()); }
 
