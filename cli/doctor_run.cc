@@ -106,7 +106,7 @@ absl::string_view DependencyOf(WaitEdge edge) {
     case WaitEdge::kDemandCopy:
       return "dependency: copies start when the layer already needs them";
     case WaitEdge::kPrefetchCopy:
-      return "dependency: guesses are right but start late";
+      return "dependency: guesses are right but start late, or hold up who queues them";
     case WaitEdge::kSlotFree:
       return "dependency: copies wait for slots that are still read, or on their way";
     case WaitEdge::kStaged:

@@ -77,7 +77,8 @@ class ExpertCache {
   virtual ~ExpertCache() = default;
 
   // The compute stream that the owner queues work on, from now on; nullptr: none any more. It hears
-  // (device::HoldUp) of copies that hold up the owner, as those from memory that is not page-locked do.
+  // (device::HoldUp) of copies that hold up the owner, as those from memory that is not page-locked do. While
+  // it is set nobody else calls anything here, unless the owner rests.
   virtual void UseStream(device::Stream* /*stream*/) {}
 
   // Bytes on the device of an expert that the director's slot map says is there or on its way. NOT_FOUND for
