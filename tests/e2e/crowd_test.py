@@ -268,7 +268,7 @@ class DrainTest(Crowd):
 
     def test_requests_are_served_in_the_delay(self):
         # An hour, which a second signal ends: there is no clock to race against.
-        with Server("--drain-delay", "3600", "--drain-timeout", "60") as server:
+        with Server("--drain-delay", "3600", "--drain-timeout", "600") as server:
             server.signal()
             self.assertTrue(harness.eventually(lambda: server.health() == "NOT_SERVING"))
             answer = server.inference.Generate(request(max_tokens=5, stopping=FOREVER), timeout=CALL_TIMEOUT_S)

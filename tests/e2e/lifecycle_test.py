@@ -102,7 +102,7 @@ class EndTest(unittest.TestCase):
         self.assertEqual([stream.last_event for stream in streams], ["finished"] * 32)
 
     def test_a_running_stream_may_finish_while_new_requests_are_refused(self):
-        with Server("--drain-timeout", "60") as server:
+        with Server("--drain-timeout", "600") as server:
             call = long_stream(server)
             server.signal()
             self.assertTrue(harness.eventually(lambda: server.health() == "NOT_SERVING", 10))
